@@ -1,0 +1,51 @@
+/* The table of functions that a device fills in. Everything above it is the same on every device.
+ *
+ * Calls come from the thread that uses the runtime, with arguments already checked. Work of a stream is counted by tickets:
+ * the runtime increments stream->submitted after each successful launch, call, event_record, event_wait, upload and
+ * plan_launch, and asks `reached` and `wait` about tickets. A function that fails sets the message with nib_fail. */
+#ifndef NIB_BACKEND_H
+#define NIB_BACKEND_H
+
+#include "internal.h"
+
+struct nib_backend {
+  const char *name;
+  bool host_memory;         /* the host can read and write the device's memory directly */
+  bool captures_natively;   /* launches and events reach the device during a capture too; plans are built by it */
+
+  /* Called before the first use, so that a machine's other GPUs cost nothing; may be NULL. */
+  nib_status (*device_open)(nib_device *device);
+  void (*device_close)(nib_device *device); /* all work is done; streams and memory are already given back */
+
+  nib_status (*memory_allocate)(nib_device *device, size_t bytes, void **out);
+  /* false: not yet (`uses` are not done and the device cannot order the free behind them). */
+  bool (*memory_free)(nib_device *device, void *data, size_t bytes, struct nib_uses *uses);
+
+  nib_status (*stream_open)(nib_stream *stream);
+  void (*stream_close)(nib_stream *stream);
+
+  nib_status (*launch)(nib_stream *stream, enum nib_kernel kernel, const void *params, size_t bytes);
+  nib_status (*call)(nib_stream *stream, nib_status (*function)(void *user), void *user);
+  nib_status (*upload)(nib_stream *stream, void *destination, const void *source, size_t bytes); /* source free on return */
+  nib_status (*download)(nib_device *device, void *destination, const void *source, size_t bytes); /* writers are done */
+
+  nib_status (*event_record)(nib_stream *stream, nib_event *event);
+  nib_status (*event_wait)(nib_stream *stream, nib_event *event);
+  nib_status (*event_elapsed)(nib_event *start, nib_event *end, double *milliseconds);
+  void (*event_destroy)(nib_event *event);
+
+  bool (*reached)(nib_stream *stream, uint64_t ticket);
+  nib_status (*wait)(nib_stream *stream, uint64_t ticket, int64_t timeout_us); /* OK or TIMEOUT, LOST */
+  nib_status (*take_error)(nib_stream *stream); /* the stream's error, once */
+
+  nib_status (*capture_begin)(nib_stream *stream, nib_capture_mode mode);
+  nib_status (*capture_end)(nib_stream *stream, struct nib_plan *plan); /* plan NULL: forget it */
+  nib_status (*plan_prepare)(nib_device *device, struct nib_plan *plan, struct nib_plan *replaced); /* replaced may be NULL */
+  nib_status (*plan_launch)(nib_stream *stream, struct nib_plan *plan);
+  void (*plan_destroy)(struct nib_plan *plan);
+};
+
+/* Fills devices[0]. */
+nib_status nib_cpu_open(nib_runtime *rt, nib_device *device);
+
+#endif

@@ -1,0 +1,119 @@
+/* Comparing tensors on the host: equal, allclose, max_error, amax. */
+#include <math.h>
+#include <string.h>
+
+#include "backend.h"
+
+/* A tensor's elements, row-major, in host memory: in place where they can be, otherwise a copy. */
+struct elements {
+  const unsigned char *data;
+  void *owned;
+  size_t bytes;
+};
+
+static nib_status open_elements(nib_tensor *tensor, struct elements *out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = (struct elements){ .bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(tensor->dtype) };
+  nib_status status = nib_tensor_wait(tensor, -1);
+  if (status != NIB_OK || out->bytes == 0) return status;
+  if (nib_tensor_dev(tensor)->backend->host_memory && nib_tensor_is_contiguous(tensor)) {
+    out->data = nib_tensor_data(tensor);
+    return NIB_OK;
+  }
+  out->owned = nib_allocate(rt, out->bytes);
+  if (!out->owned) return nib_fail_memory(rt, "tensor:read", out->bytes);
+  out->data = out->owned;
+  status = nib_tensor_read(tensor, out->owned, out->bytes, -1);
+  if (status != NIB_OK) nib_free(rt, out->owned, out->bytes);
+  return status;
+}
+
+static void close_elements(nib_tensor *tensor, struct elements *elements) {
+  nib_free(nib_tensor_runtime(tensor), elements->owned, elements->bytes);
+}
+
+static double element(nib_dtype dtype, const struct elements *elements, int64_t i) {
+  nib_number number = nib_element_to_number(dtype, elements->data + (size_t)i * nib_dtype_bytes(dtype));
+  return number.is_float ? number.real : (double)number.integer;
+}
+
+static bool same_shape(const nib_tensor *a, const nib_tensor *b) {
+  return a->ndim == b->ndim && memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0;
+}
+
+static nib_status open_both(const char *operation, nib_tensor *a, nib_tensor *b, struct elements *ea, struct elements *eb) {
+  char want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
+  nib_status status = nib_enter(nib_tensor_runtime(a));
+  if (status == NIB_OK && !same_shape(a, b))
+    status = nib_fail(nib_tensor_runtime(a), NIB_INVALID, "%s: other: expected the shape of %s, got %s", operation,
+                      nib_describe(a, want, sizeof want), nib_describe(b, have, sizeof have));
+  if (status == NIB_OK) status = open_elements(a, ea);
+  if (status != NIB_OK) return status;
+  status = open_elements(b, eb);
+  if (status != NIB_OK) close_elements(a, ea);
+  return status;
+}
+
+nib_status nib_tensor_equal(nib_tensor *a, nib_tensor *b, bool *out) {
+  struct elements ea, eb;
+  *out = false;
+  if (!same_shape(a, b) || a->dtype != b->dtype) return nib_enter(nib_tensor_runtime(a));
+  nib_status status = open_both("tensor:equal", a, b, &ea, &eb);
+  if (status != NIB_OK) return status;
+  *out = ea.bytes == 0 || memcmp(ea.data, eb.data, ea.bytes) == 0;
+  close_elements(a, &ea);
+  close_elements(b, &eb);
+  return NIB_OK;
+}
+
+nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double atol, bool equal_nan, bool *out) {
+  struct elements ea, eb;
+  *out = false;
+  nib_status status = open_both("tensor:allclose", a, b, &ea, &eb);
+  if (status != NIB_OK) return status;
+  *out = true;
+  for (int64_t i = 0, n = nib_tensor_numel(a); i < n && *out; i++) {
+    double x = element(a->dtype, &ea, i), y = element(b->dtype, &eb, i);
+    if (isnan(x) && isnan(y))
+      *out = equal_nan;
+    else if (isinf(x) || isinf(y))
+      *out = x == y;
+    else
+      *out = fabs(x - y) <= atol + rtol * fabs(y);
+  }
+  close_elements(a, &ea);
+  close_elements(b, &eb);
+  return NIB_OK;
+}
+
+nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int64_t *index) {
+  struct elements ea, eb;
+  *error = 0;
+  *index = -1;
+  nib_status status = open_both("tensor:max_error", a, b, &ea, &eb);
+  if (status != NIB_OK) return status;
+  for (int64_t i = 0, n = nib_tensor_numel(a); i < n && !isnan(*error); i++) {
+    double x = element(a->dtype, &ea, i), y = element(b->dtype, &eb, i);
+    double difference = x == y ? 0 : fabs(x - y);
+    if (*index >= 0 && difference <= *error) continue;
+    *error = difference;
+    *index = i;
+  }
+  close_elements(a, &ea);
+  close_elements(b, &eb);
+  return NIB_OK;
+}
+
+nib_status nib_tensor_amax(nib_tensor *tensor, double *out) {
+  struct elements elements;
+  *out = 0;
+  nib_status status = nib_enter(nib_tensor_runtime(tensor));
+  if (status == NIB_OK) status = open_elements(tensor, &elements);
+  if (status != NIB_OK) return status;
+  for (int64_t i = 0, n = nib_tensor_numel(tensor); i < n; i++) {
+    double x = fabs(element(tensor->dtype, &elements, i));
+    if (x > *out) *out = x;
+  }
+  close_elements(tensor, &elements);
+  return NIB_OK;
+}

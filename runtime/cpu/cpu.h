@@ -1,0 +1,88 @@
+/* The CPU device: one worker thread for each stream, and a pool of threads that kernels are spread over. */
+#ifndef NIB_CPU_H
+#define NIB_CPU_H
+
+#include <pthread.h>
+
+#include "../../kernels/cpu/kernel.h"
+#include "../backend.h"
+
+/* One call of a kernel, spread over the pool: threads take chunks until none are left. */
+struct nib_cpu_region {
+  struct nib_cpu_region *next;
+  void (*body)(void *argument, int64_t begin, int64_t end);
+  void *argument;
+  int64_t count, chunk;
+  int64_t taken; /* atomic: chunks begin here */
+  int32_t helpers; /* pool threads inside, under the lock */
+};
+
+struct nib_cpu_pool {
+  nib_runtime *runtime;
+  pthread_mutex_t lock;
+  pthread_cond_t work, done;
+  pthread_t *threads;
+  int32_t wanted, started; /* threads beside the calling one; they start with the first region that is large enough */
+  struct nib_cpu_region *regions;
+  bool quit;
+};
+
+void nib_cpu_pool_open(struct nib_cpu_pool *pool, nib_runtime *rt, int32_t threads);
+void nib_cpu_pool_close(struct nib_cpu_pool *pool);
+struct nib_cpu_team nib_cpu_pool_team(struct nib_cpu_pool *pool);
+
+struct nib_cpu {
+  struct nib_cpu_pool pool;
+  struct nib_cpu_team team;
+  pthread_mutex_t lock;    /* all queues of the device */
+  pthread_cond_t progress; /* some stream finished a task, or made room for one */
+  struct nib_fault fault;
+};
+
+#define NIB_CPU_PARAMS_MAX 512
+#define NIB_CPU_QUEUE_LENGTH 256 /* tasks that a stream holds; a further one waits for room */
+
+struct nib_cpu_task {
+  enum { NIB_CPU_KERNEL, NIB_CPU_CALL, NIB_CPU_RECORD, NIB_CPU_WAIT, NIB_CPU_PLAN } kind;
+  enum nib_kernel kernel;
+  union {
+    _Alignas(16) unsigned char params[NIB_CPU_PARAMS_MAX];
+    struct {
+      nib_status (*function)(void *user);
+      void *user;
+    } call;
+    nib_event *event;
+    struct {
+      nib_stream *stream;
+      uint64_t ticket;
+    } wait;
+    struct nib_plan *plan;
+  } as;
+};
+
+struct nib_cpu_queue {
+  struct nib_cpu *cpu;
+  nib_stream *stream;
+  pthread_t thread;
+  pthread_cond_t work;
+  struct nib_cpu_task *tasks; /* a ring: pushed tasks completed+1 .. pushed */
+  uint64_t pushed;
+  uint64_t completed; /* atomic; written under the lock */
+  bool started, quit;
+  nib_status error; /* of the first function that failed since the last wait */
+};
+
+nib_status nib_cpu_queue_open(nib_stream *stream);
+void nib_cpu_queue_close(nib_stream *stream);
+/* Copies the task into the queue. */
+nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task);
+bool nib_cpu_reached(nib_stream *stream, uint64_t ticket);
+nib_status nib_cpu_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
+nib_status nib_cpu_take_error(nib_stream *stream);
+
+extern nib_cpu_kernel *const nib_cpu_kernels[NIB_KERNEL_COUNT];
+
+/* A thread of the runtime: default floating-point environment, no signals. */
+int nib_cpu_thread_start(pthread_t *thread, void *(*function)(void *), void *argument);
+
+#endif

@@ -1,0 +1,154 @@
+/* A stream of the CPU device: a ring of tasks and the thread that does them in order. */
+#define _POSIX_C_SOURCE 200809L
+#include <fenv.h>
+#include <string.h>
+#include <time.h>
+
+#include "cpu.h"
+
+nib_cpu_kernel *const nib_cpu_kernels[NIB_KERNEL_COUNT] = {
+#define X(symbol, name) nib_cpu_##name,
+  NIB_KERNEL_LIST(X)
+#undef X
+};
+
+static void run_plan(struct nib_cpu *cpu, const struct nib_plan *plan) {
+  for (int32_t i = 0; i < plan->node_count; i++) {
+    const struct nib_node *node = &plan->nodes[plan->order[i]];
+    nib_cpu_kernels[node->kernel](node->params, &cpu->team);
+  }
+}
+
+static void wait_for(struct nib_cpu *cpu, nib_stream *stream, uint64_t ticket) {
+  pthread_mutex_lock(&cpu->lock);
+  while (!nib_cpu_reached(stream, ticket)) pthread_cond_wait(&cpu->progress, &cpu->lock);
+  pthread_mutex_unlock(&cpu->lock);
+}
+
+/* Returns the status of a host function, otherwise OK. */
+static nib_status run_task(struct nib_cpu *cpu, struct nib_cpu_task *task) {
+  struct timespec now;
+  switch (task->kind) {
+  case NIB_CPU_KERNEL: nib_cpu_kernels[task->kernel](task->as.params, &cpu->team); break;
+  case NIB_CPU_CALL: {
+    nib_status status = task->as.call.function(task->as.call.user);
+    fesetenv(FE_DFL_ENV); /* the function may have left another one */
+    return status;
+  }
+  case NIB_CPU_RECORD:
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    task->as.event->time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    break;
+  case NIB_CPU_WAIT: wait_for(cpu, task->as.wait.stream, task->as.wait.ticket); break;
+  case NIB_CPU_PLAN: run_plan(cpu, task->as.plan); break;
+  }
+  return NIB_OK;
+}
+
+static void *queue_thread(void *argument) {
+  struct nib_cpu_queue *queue = argument;
+  struct nib_cpu *cpu = queue->cpu;
+  fesetenv(FE_DFL_ENV);
+  pthread_mutex_lock(&cpu->lock);
+  for (;;) {
+    while (queue->completed == queue->pushed && !queue->quit) pthread_cond_wait(&queue->work, &cpu->lock);
+    if (queue->completed == queue->pushed) break;
+    struct nib_cpu_task *task = &queue->tasks[queue->completed % NIB_CPU_QUEUE_LENGTH];
+    pthread_mutex_unlock(&cpu->lock);
+    nib_status status = run_task(cpu, task);
+    pthread_mutex_lock(&cpu->lock);
+    if (status != NIB_OK && queue->error == NIB_OK) queue->error = status;
+    __atomic_store_n(&queue->completed, queue->completed + 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&cpu->progress);
+  }
+  pthread_mutex_unlock(&cpu->lock);
+  return NULL;
+}
+
+nib_status nib_cpu_queue_open(nib_stream *stream) {
+  nib_runtime *rt = stream->device->runtime;
+  struct nib_cpu_queue *queue = nib_allocate_zero(rt, sizeof *queue);
+  if (!queue) return nib_fail_memory(rt, "stream", sizeof *queue);
+  size_t bytes = sizeof *queue->tasks * NIB_CPU_QUEUE_LENGTH;
+  queue->tasks = nib_allocate(rt, bytes);
+  if (!queue->tasks) {
+    nib_free(rt, queue, sizeof *queue);
+    return nib_fail_memory(rt, "stream", bytes);
+  }
+  queue->cpu = stream->device->impl;
+  queue->stream = stream;
+  pthread_cond_init(&queue->work, NULL);
+  stream->impl = queue;
+  return NIB_OK;
+}
+
+void nib_cpu_queue_close(nib_stream *stream) {
+  nib_runtime *rt = stream->device->runtime;
+  struct nib_cpu_queue *queue = stream->impl;
+  pthread_mutex_lock(&queue->cpu->lock);
+  queue->quit = true;
+  pthread_cond_signal(&queue->work);
+  pthread_mutex_unlock(&queue->cpu->lock);
+  if (queue->started) pthread_join(queue->thread, NULL);
+  pthread_cond_destroy(&queue->work);
+  nib_free(rt, queue->tasks, sizeof *queue->tasks * NIB_CPU_QUEUE_LENGTH);
+  nib_free(rt, queue, sizeof *queue);
+  stream->impl = NULL;
+}
+
+nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
+  struct nib_cpu_queue *queue = stream->impl;
+  struct nib_cpu *cpu = queue->cpu;
+  pthread_mutex_lock(&cpu->lock);
+  if (!queue->started) {
+    int result = nib_cpu_thread_start(&queue->thread, queue_thread, queue);
+    if (result != 0) {
+      pthread_mutex_unlock(&cpu->lock);
+      return nib_fail(stream->device->runtime, NIB_MEMORY, "stream: thread: expected a new thread, got error %d of the system", result);
+    }
+    queue->started = true;
+  }
+  while (queue->pushed - queue->completed == NIB_CPU_QUEUE_LENGTH) pthread_cond_wait(&cpu->progress, &cpu->lock);
+  queue->tasks[queue->pushed % NIB_CPU_QUEUE_LENGTH] = *task;
+  queue->pushed++;
+  pthread_cond_signal(&queue->work);
+  pthread_mutex_unlock(&cpu->lock);
+  return NIB_OK;
+}
+
+bool nib_cpu_reached(nib_stream *stream, uint64_t ticket) {
+  const struct nib_cpu_queue *queue = stream->impl;
+  return !queue || __atomic_load_n(&queue->completed, __ATOMIC_ACQUIRE) >= ticket;
+}
+
+nib_status nib_cpu_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us) {
+  if (nib_cpu_reached(stream, ticket)) return NIB_OK;
+  if (timeout_us == 0) return NIB_TIMEOUT;
+  struct nib_cpu *cpu = stream->device->impl;
+  struct timespec until = { 0 };
+  if (timeout_us > 0) {
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t ns = until.tv_nsec + timeout_us % 1000000 * 1000;
+    until.tv_sec += (time_t)(timeout_us / 1000000 + ns / 1000000000);
+    until.tv_nsec = (long)(ns % 1000000000);
+  }
+  int expired = 0;
+  pthread_mutex_lock(&cpu->lock);
+  while (!nib_cpu_reached(stream, ticket) && !expired)
+    expired = timeout_us < 0 ? pthread_cond_wait(&cpu->progress, &cpu->lock)
+                             : pthread_cond_timedwait(&cpu->progress, &cpu->lock, &until);
+  pthread_mutex_unlock(&cpu->lock);
+  return nib_cpu_reached(stream, ticket) ? NIB_OK : NIB_TIMEOUT;
+}
+
+nib_status nib_cpu_take_error(nib_stream *stream) {
+  struct nib_cpu_queue *queue = stream->impl;
+  struct nib_cpu *cpu = queue->cpu;
+  pthread_mutex_lock(&cpu->lock);
+  nib_status error = queue->error;
+  queue->error = NIB_OK;
+  pthread_mutex_unlock(&cpu->lock);
+  if (error == NIB_OK) return NIB_OK;
+  return nib_fail(stream->device->runtime, NIB_STREAM, "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
+                  (unsigned long long)stream->id, nib_status_name(error), nib_status_text(error));
+}

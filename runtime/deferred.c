@@ -1,0 +1,89 @@
+/* What queued work still uses: tickets of streams on storages, events and plans, and freeing behind them. */
+#include "backend.h"
+
+static bool use_is_done(nib_device *device, const struct nib_use *use) {
+  uint64_t ticket = use->read > use->write ? use->read : use->write;
+  return device->backend->reached(use->stream, ticket);
+}
+
+bool nib_uses_idle(nib_device *device, struct nib_uses *uses) {
+  int32_t kept = 0;
+  for (int32_t i = 0; i < uses->count; i++)
+    if (!use_is_done(device, &uses->items[i])) uses->items[kept++] = uses->items[i];
+  uses->count = kept;
+  return kept == 0;
+}
+
+nib_status nib_uses_reserve(nib_runtime *rt, nib_device *device, struct nib_uses *uses) {
+  if (uses->count < uses->capacity) return NIB_OK;
+  nib_uses_idle(device, uses);
+  if (uses->count < uses->capacity) return NIB_OK;
+  int32_t capacity = uses->capacity ? uses->capacity * 2 : 2;
+  struct nib_use *items = nib_reallocate(rt, uses->items, sizeof *items * (size_t)uses->capacity, sizeof *items * (size_t)capacity);
+  if (!items) return nib_fail_memory(rt, "stream", sizeof *items * (size_t)capacity);
+  uses->items = items;
+  uses->capacity = capacity;
+  return NIB_OK;
+}
+
+void nib_uses_add(struct nib_uses *uses, nib_stream *stream, uint64_t ticket, bool write) {
+  struct nib_use *use = uses->items;
+  for (int32_t i = 0; i < uses->count; i++, use++)
+    if (use->stream == stream) {
+      *(write ? &use->write : &use->read) = ticket;
+      return;
+    }
+  uses->items[uses->count++] = (struct nib_use){ stream, write ? 0 : ticket, write ? ticket : 0 };
+}
+
+void nib_uses_free(nib_runtime *rt, struct nib_uses *uses) {
+  nib_free(rt, uses->items, sizeof *uses->items * (size_t)uses->capacity);
+  *uses = (struct nib_uses){ 0 };
+}
+
+/* A device that captures natively refuses to destroy anything meanwhile. */
+static bool can_destroy(struct nib_deferred *object) {
+  nib_device *device = object->device;
+  if (device->runtime->closed) return true;
+  if (device->capture && device->backend->captures_natively) return false;
+  return nib_uses_idle(device, &object->uses);
+}
+
+void nib_defer(struct nib_deferred *object) {
+  if (nib_is_forked(object->device->runtime)) return; /* its locks and threads are the parent's: leak it silently */
+  if (can_destroy(object)) {
+    object->destroy(object);
+    return;
+  }
+  object->next = object->device->limbo;
+  object->device->limbo = object;
+}
+
+void nib_reap(nib_device *device, int64_t deadline_us) {
+  struct nib_deferred *todo = device->limbo, *kept = NULL;
+  device->limbo = NULL; /* a plan's end may put storages there */
+  while (todo) {
+    struct nib_deferred *object = todo;
+    todo = object->next;
+    bool in_time = deadline_us == 0 || nib_now_us() < deadline_us;
+    if (in_time && can_destroy(object)) {
+      object->destroy(object);
+    } else {
+      object->next = kept;
+      kept = object;
+    }
+  }
+  while (kept) {
+    struct nib_deferred *object = kept;
+    kept = object->next;
+    object->next = device->limbo;
+    device->limbo = object;
+  }
+}
+
+void nib_drain(nib_device *device) {
+  if (device->capture && device->backend->captures_natively) return;
+  for (nib_stream *stream = device->streams; stream; stream = stream->next)
+    device->backend->wait(stream, stream->submitted, -1);
+  nib_reap(device, 0);
+}

@@ -1,0 +1,331 @@
+/* Capture and graphs: what is recorded, how streams join, replaying and updating. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend.h"
+
+const char *const nib_kernel_names[NIB_KERNEL_COUNT] = {
+#define X(symbol, name) #name,
+  NIB_KERNEL_LIST(X)
+#undef X
+};
+
+/* Room for one more item; arrays double. */
+static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity, size_t item) {
+  if (count < *capacity) return true;
+  int32_t wanted = *capacity ? *capacity * 2 : 8;
+  void *larger = nib_reallocate(rt, *items, item * (size_t)*capacity, item * (size_t)wanted);
+  if (!larger) return false;
+  *items = larger;
+  *capacity = wanted;
+  return true;
+}
+
+/* ---- Plans --------------------------------------------------------------------------------------------------------- */
+
+static void plan_destroy(struct nib_deferred *self) {
+  struct nib_plan *plan = (struct nib_plan *)self;
+  nib_device *device = self->device;
+  nib_runtime *rt = device->runtime;
+  if (!rt->closed) device->backend->plan_destroy(plan);
+  for (int32_t i = 0; i < plan->node_count; i++) {
+    nib_free(rt, plan->nodes[i].params, plan->nodes[i].bytes);
+    nib_free(rt, plan->nodes[i].deps, sizeof(int32_t) * (size_t)plan->nodes[i].dep_count);
+  }
+  for (int32_t i = 0; i < plan->pin_count; i++) nib_storage_release(plan->pins[i].storage);
+  nib_free(rt, plan->order, sizeof *plan->order * (size_t)plan->node_count);
+  nib_free(rt, plan->nodes, sizeof *plan->nodes * (size_t)plan->node_capacity);
+  nib_free(rt, plan->marks, (size_t)plan->mark_capacity);
+  nib_free(rt, plan->pins, sizeof *plan->pins * (size_t)plan->pin_capacity);
+  nib_uses_free(rt, &self->uses);
+  nib_free(rt, plan, sizeof *plan);
+  nib_handle_removed(rt);
+}
+
+/* Whether `node` is one of nodes[0..count-1] or one that they wait for. Dependencies point backwards only. */
+static bool is_behind(const struct nib_plan *plan, int32_t node, const int32_t *nodes, int32_t count) {
+  unsigned char *marks = plan->marks;
+  int32_t last = -1;
+  for (int32_t i = 0; i < count; i++)
+    if (nodes[i] > last) last = nodes[i];
+  if (last < node) return false;
+  memset(marks + node, 0, (size_t)(last - node) + 1);
+  for (int32_t i = 0; i < count; i++)
+    if (nodes[i] >= node) marks[nodes[i]] = 1;
+  for (int32_t at = last; at > node; at--)
+    for (int32_t k = 0; marks[at] && k < plan->nodes[at].dep_count; k++)
+      if (plan->nodes[at].deps[k] >= node) marks[plan->nodes[at].deps[k]] = 1;
+  return marks[node];
+}
+
+/* ---- Recording ----------------------------------------------------------------------------------------------------- */
+
+static bool pin(nib_runtime *rt, struct nib_plan *plan, struct nib_storage *storage, bool write) {
+  for (int32_t i = 0; i < plan->pin_count; i++)
+    if (plan->pins[i].storage == storage) {
+      plan->pins[i].write |= write;
+      return true;
+    }
+  if (!grow(rt, (void **)&plan->pins, plan->pin_count, &plan->pin_capacity, sizeof *plan->pins)) return false;
+  nib_storage_retain(storage);
+  plan->pins[plan->pin_count++] = (struct nib_pin){ storage, write };
+  return true;
+}
+
+nib_status nib_record(nib_stream *stream, enum nib_kernel kernel, const void *params, size_t bytes,
+                      const struct nib_access *accesses, int32_t access_count) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  struct nib_plan *plan = stream->capture->plan;
+  struct nib_node node = { kernel, (uint32_t)bytes, nib_allocate(rt, bytes), NULL, stream->frontier_count };
+  size_t dep_bytes = sizeof(int32_t) * (size_t)stream->frontier_count;
+  bool ok = node.params != NULL;
+  if (ok && dep_bytes > 0) ok = (node.deps = nib_allocate(rt, dep_bytes)) != NULL;
+  ok = ok && grow(rt, (void **)&plan->nodes, plan->node_count, &plan->node_capacity, sizeof *plan->nodes);
+  ok = ok && grow(rt, (void **)&plan->marks, plan->node_count, &plan->mark_capacity, sizeof *plan->marks);
+  ok = ok && grow(rt, (void **)&stream->frontier, 0, &stream->frontier_capacity, sizeof *stream->frontier);
+  /* A pin that stays behind after a failure keeps a tensor alive a little longer; nothing else sees it. */
+  for (int32_t i = 0; ok && i < access_count; i++)
+    if (accesses[i].tensor) ok = pin(rt, plan, accesses[i].tensor->storage, accesses[i].write);
+  nib_status status = ok ? NIB_OK : nib_fail_memory(rt, "graph", bytes + dep_bytes);
+  if (ok && device->backend->captures_natively) status = device->backend->launch(stream, kernel, params, bytes);
+  if (status != NIB_OK) {
+    nib_free(rt, node.params, bytes);
+    nib_free(rt, node.deps, node.deps ? dep_bytes : 0);
+    return status;
+  }
+  memcpy(node.params, params, bytes);
+  if (dep_bytes) memcpy(node.deps, stream->frontier, dep_bytes);
+  stream->frontier[0] = plan->node_count;
+  stream->frontier_count = 1;
+  plan->nodes[plan->node_count++] = node;
+  return NIB_OK;
+}
+
+/* The stream's next node waits for `nodes` too. Nodes that others wait for already are left out, so that the graph shows
+ * each dependency once. */
+nib_status nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  struct nib_plan *plan = device->capture->plan;
+  int32_t joined = stream->capture ? stream->frontier_count : 0;
+  while (stream->frontier_capacity < joined + count)
+    if (!grow(rt, (void **)&stream->frontier, stream->frontier_capacity, &stream->frontier_capacity, sizeof *stream->frontier))
+      return nib_fail_memory(rt, "stream:wait", sizeof *nodes * (size_t)(joined + count));
+  stream->capture = device->capture;
+  int32_t *frontier = stream->frontier;
+  for (int32_t i = 0; i < count; i++) {
+    if (is_behind(plan, nodes[i], frontier, joined)) continue;
+    int32_t kept = 0;
+    for (int32_t k = 0; k < joined; k++)
+      if (!is_behind(plan, frontier[k], &nodes[i], 1)) frontier[kept++] = frontier[k];
+    int32_t at = kept;
+    for (; at > 0 && frontier[at - 1] > nodes[i]; at--) frontier[at] = frontier[at - 1]; /* ascending */
+    frontier[at] = nodes[i];
+    joined = kept + 1;
+  }
+  stream->frontier_count = joined;
+  return NIB_OK;
+}
+
+/* ---- Beginning and ending ------------------------------------------------------------------------------------------ */
+
+nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if (device->capture)
+    return nib_fail(rt, NIB_CAPTURING, "stream:capture: stream: expected no capture in progress, got stream %llu of %s capturing",
+                    (unsigned long long)device->capture->origin->id, device->info.name);
+  status = nib_check_stream(stream, "stream:capture");
+  if (status != NIB_OK) return status;
+  struct nib_capture *capture = nib_allocate_zero(rt, sizeof *capture);
+  struct nib_plan *plan = capture ? nib_allocate_zero(rt, sizeof *plan) : NULL;
+  status = plan ? device->backend->capture_begin(stream, mode) : nib_fail_memory(rt, "stream:capture", sizeof *plan);
+  if (status != NIB_OK) {
+    nib_free(rt, plan, sizeof *plan);
+    nib_free(rt, capture, sizeof *capture);
+    return status;
+  }
+  plan->deferred.device = device;
+  plan->deferred.destroy = plan_destroy;
+  nib_handle_added(rt);
+  capture->id = ++rt->last_capture_id;
+  capture->origin = stream;
+  capture->plan = plan;
+  device->capture = stream->capture = capture;
+  stream->frontier_count = 0;
+  return NIB_OK;
+}
+
+/* No stream captures any more. Returns the plan; the caller owns it. */
+static struct nib_plan *close_capture(nib_device *device) {
+  struct nib_capture *capture = device->capture;
+  struct nib_plan *plan = capture->plan;
+  for (nib_stream *stream = device->streams; stream; stream = stream->next) {
+    stream->capture = NULL;
+    stream->frontier_count = 0;
+  }
+  device->capture = NULL;
+  nib_free(device->runtime, capture, sizeof *capture);
+  return plan;
+}
+
+void nib_capture_close(nib_device *device) {
+  if (!device->capture) return;
+  device->backend->capture_end(device->capture->origin, NULL);
+  struct nib_plan *plan = close_capture(device);
+  nib_defer(&plan->deferred);
+  nib_reap(device, 0); /* what was released during the capture */
+}
+
+void nib_capture_abort(nib_stream *stream) {
+  nib_device *device = stream->device;
+  if (device->runtime->closed || nib_is_forked(device->runtime)) return;
+  if (device->capture && device->capture->origin == stream) nib_capture_close(device);
+}
+
+/* The first stream that has work which the origin does not wait for. */
+static nib_stream *unjoined(nib_device *device) {
+  const struct nib_capture *capture = device->capture;
+  const nib_stream *origin = capture->origin;
+  for (nib_stream *stream = device->streams; stream; stream = stream->next)
+    for (int32_t i = 0; stream != origin && stream->capture && i < stream->frontier_count; i++)
+      if (!is_behind(capture->plan, stream->frontier[i], origin->frontier, origin->frontier_count)) return stream;
+  return NULL;
+}
+
+static bool same_topology(const struct nib_plan *a, const struct nib_plan *b) {
+  if (a->node_count != b->node_count) return false;
+  for (int32_t i = 0; i < a->node_count; i++) {
+    const struct nib_node *x = &a->nodes[i], *y = &b->nodes[i];
+    if (x->kernel != y->kernel || x->dep_count != y->dep_count) return false;
+    for (int32_t k = 0; k < x->dep_count; k++)
+      if (x->deps[k] != y->deps[k]) return false;
+  }
+  return true;
+}
+
+nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  if (in_place) *in_place = false;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if (!device->capture || device->capture->origin != stream)
+    return nib_fail(rt, NIB_STATE, "stream:capture: stream: expected a stream that began a capture, got stream %llu",
+                    (unsigned long long)stream->id);
+  nib_stream *loose = unjoined(device);
+  if (loose) {
+    status = nib_fail(rt, NIB_STATE,
+                      "stream:capture: stream: expected every stream that joined the capture to be joined back (by an event that stream "
+                      "%llu waits for), got stream %llu with work that is not",
+                      (unsigned long long)stream->id, (unsigned long long)loose->id);
+    nib_capture_close(device);
+    return status;
+  }
+  struct nib_plan *plan = device->capture->plan, *old = *graph ? (*graph)->plan : NULL;
+  status = device->backend->capture_end(stream, plan);
+  close_capture(device);
+  nib_reap(device, 0);
+  nib_graph *created = NULL;
+  if (status == NIB_OK && !old && !(created = nib_allocate_zero(rt, sizeof *created)))
+    status = nib_fail_memory(rt, "graph", sizeof *created);
+  if (status == NIB_OK) status = device->backend->plan_prepare(device, plan, old);
+  if (status != NIB_OK) {
+    nib_free(rt, created, sizeof *created);
+    nib_defer(&plan->deferred);
+    return status;
+  }
+  if (old) {
+    if (in_place) *in_place = same_topology(old, plan);
+    (*graph)->plan = plan;
+    nib_defer(&old->deferred);
+  } else {
+    *created = (nib_graph){ device, stream, plan };
+    nib_handle_added(rt);
+    *graph = created;
+  }
+  return NIB_OK;
+}
+
+/* ---- Graphs -------------------------------------------------------------------------------------------------------- */
+
+void nib_graph_release(nib_graph *graph) {
+  if (!graph) return;
+  nib_runtime *rt = graph->device->runtime;
+  nib_defer(&graph->plan->deferred);
+  nib_free(rt, graph, sizeof *graph);
+  nib_handle_removed(rt);
+}
+
+nib_device *nib_graph_device(const nib_graph *graph) { return graph->device; }
+nib_stream *nib_graph_stream(const nib_graph *graph) { return graph->stream; }
+int32_t nib_graph_node_count(const nib_graph *graph) { return graph->plan->node_count; }
+
+nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
+  nib_device *device = graph->device;
+  nib_runtime *rt = device->runtime;
+  nib_status status = nib_enter(rt);
+  if (status == NIB_OK) status = nib_check_not_capturing(device, "graph:replay");
+  if (status == NIB_OK) status = nib_check_stream(stream, "graph:replay");
+  if (status != NIB_OK) return status;
+  if (stream->device != device)
+    return nib_fail(rt, NIB_INVALID, "graph:replay: stream: expected a stream of %s, got one of %s", device->info.name,
+                    stream->device->info.name);
+  struct nib_plan *plan = graph->plan;
+  if (plan->node_count == 0) return NIB_OK;
+  status = nib_uses_reserve(rt, device, &plan->deferred.uses);
+  for (int32_t i = 0; status == NIB_OK && i < plan->pin_count; i++)
+    status = nib_uses_reserve(rt, device, &plan->pins[i].storage->deferred.uses);
+  if (status == NIB_OK) status = device->backend->plan_launch(stream, plan);
+  if (status != NIB_OK) return status;
+  stream->submitted++;
+  nib_uses_add(&plan->deferred.uses, stream, stream->submitted, true);
+  for (int32_t i = 0; i < plan->pin_count; i++)
+    nib_uses_add(&plan->pins[i].storage->deferred.uses, stream, stream->submitted, plan->pins[i].write);
+  return NIB_OK;
+}
+
+const char *nib_graph_node_name(const nib_graph *graph, int32_t node) {
+  return node >= 0 && node < graph->plan->node_count ? nib_kernel_names[graph->plan->nodes[node].kernel] : NULL;
+}
+
+int32_t nib_graph_node_deps(const nib_graph *graph, int32_t node, const int32_t **deps) {
+  *deps = NULL;
+  if (node < 0 || node >= graph->plan->node_count) return 0;
+  *deps = graph->plan->nodes[node].deps;
+  return graph->plan->nodes[node].dep_count;
+}
+
+struct text {
+  char *data;
+  size_t size, length;
+};
+
+__attribute__((format(printf, 2, 3))) static void append(struct text *text, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  size_t room = text->data && text->length < text->size ? text->size - text->length : 0;
+  text->length += (size_t)vsnprintf(room ? text->data + text->length : NULL, room, format, arguments);
+  va_end(arguments);
+}
+
+nib_status nib_graph_dot(nib_graph *graph, char *data, size_t size, size_t *needed) {
+  nib_runtime *rt = graph->device->runtime;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  struct text text = { data, size, 0 };
+  int base = rt->config.index_base;
+  append(&text, "digraph nibble {\n  node [shape=box, fontname=\"monospace\"];\n");
+  for (int32_t i = 0; i < graph->plan->node_count; i++) {
+    const struct nib_node *node = &graph->plan->nodes[i];
+    append(&text, "  n%d [label=\"%d %s\"];\n", (int)i + base, (int)i + base, nib_kernel_names[node->kernel]);
+    for (int32_t k = 0; k < node->dep_count; k++) append(&text, "  n%d -> n%d;\n", (int)node->deps[k] + base, (int)i + base);
+  }
+  append(&text, "}\n");
+  *needed = text.length;
+  return NIB_OK;
+}

@@ -1,0 +1,198 @@
+/* What the files of the runtime share. Nothing here is visible to hosts. */
+#ifndef NIB_INTERNAL_H
+#define NIB_INTERNAL_H
+
+#include "nibble.h"
+#include "../kernels/params.h"
+
+struct nib_backend;
+
+/* Until which ticket of a stream something is read or written; 0: never. Streams are recycled but never freed before their
+ * runtime, and tickets only grow, so that an old entry always stays true. */
+struct nib_use {
+  nib_stream *stream;
+  uint64_t read, write;
+};
+
+struct nib_uses {
+  struct nib_use *items;
+  int32_t count, capacity;
+};
+
+/* The head of what queued work can still need after its last reference is gone: storages, events, graph plans. */
+struct nib_deferred {
+  nib_device *device;
+  struct nib_deferred *next; /* in the device's limbo */
+  struct nib_uses uses;
+  void (*destroy)(struct nib_deferred *self);
+};
+
+struct nib_storage {
+  struct nib_deferred deferred;
+  struct nib_storage *next, *previous; /* all storages of the device that hold memory */
+  void *data;
+  size_t bytes;
+  int32_t references;
+};
+
+struct nib_tensor {
+  struct nib_storage *storage;
+  nib_dtype dtype;
+  int32_t ndim;
+  int64_t offset_bytes;
+  int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
+};
+
+struct nib_stream {
+  nib_device *device;
+  nib_stream *next; /* all streams of the device */
+  uint64_t id;
+  uint64_t submitted; /* ticket of the last work */
+  int32_t priority;
+  bool released; /* free to be handed out again once its work is done */
+  void *impl;    /* the device's */
+  /* While capturing: the nodes that the next one depends on. */
+  struct nib_capture *capture;
+  int32_t *frontier;
+  int32_t frontier_count, frontier_capacity;
+};
+
+struct nib_event {
+  struct nib_deferred deferred;
+  nib_stream *stream;
+  uint64_t ticket;
+  int64_t time_ns;     /* written by the device when the work before the event is done */
+  void *impl;          /* the device's */
+  uint64_t capture_id; /* of the capture that it belongs to; 0: none */
+  int32_t *frontier;
+  int32_t frontier_count;
+};
+
+struct nib_node {
+  enum nib_kernel kernel;
+  uint32_t bytes;
+  void *params;
+  int32_t *deps;
+  int32_t dep_count;
+};
+
+struct nib_pin {
+  struct nib_storage *storage;
+  bool write;
+};
+
+/* What a capture recorded. Immutable once instantiated, so that queued replays are untouched by an update. */
+struct nib_plan {
+  struct nib_deferred deferred;
+  struct nib_node *nodes;
+  int32_t node_count, node_capacity;
+  struct nib_pin *pins;
+  int32_t pin_count, pin_capacity;
+  unsigned char *marks; /* scratch of a walk over the nodes */
+  int32_t mark_capacity;
+  int32_t *order; /* the CPU device's order of execution */
+  void *impl;     /* the device's */
+};
+
+struct nib_capture {
+  uint64_t id;
+  nib_stream *origin;
+  struct nib_plan *plan;
+};
+
+struct nib_graph {
+  nib_device *device;
+  nib_stream *stream;
+  struct nib_plan *plan;
+};
+
+struct nib_device {
+  nib_runtime *runtime;
+  const struct nib_backend *backend;
+  void *impl;
+  nib_device_info info;
+  nib_stream *default_stream, *streams;
+  struct nib_capture *capture; /* the open one */
+  struct nib_storage *storages;
+  struct nib_deferred *limbo;
+  struct nib_fault *fault; /* in memory that kernels reach */
+  nib_memory_info memory;
+};
+
+#define NIB_MAX_DEVICES 17 /* the CPU and 16 GPUs */
+
+struct nib_runtime {
+  nib_config config;
+  nib_device devices[NIB_MAX_DEVICES];
+  int32_t device_count;
+  int32_t process; /* the one that created it */
+  bool closed;
+  int64_t handles; /* objects that hosts hold */
+  uint64_t last_stream_id, last_capture_id;
+  char error[1024];
+};
+
+/* ---- runtime.c ---- */
+void *nib_allocate(nib_runtime *rt, size_t bytes);
+void *nib_allocate_zero(nib_runtime *rt, size_t bytes);
+void *nib_reallocate(nib_runtime *rt, void *pointer, size_t old_bytes, size_t new_bytes);
+void nib_free(nib_runtime *rt, void *pointer, size_t bytes);
+/* Sets the message and returns the status. */
+nib_status nib_fail(nib_runtime *rt, nib_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes);
+/* At the top of every public function that does something: closed and forked runtimes are refused. */
+nib_status nib_enter(nib_runtime *rt);
+bool nib_is_forked(const nib_runtime *rt);
+void nib_handle_added(nib_runtime *rt);
+void nib_handle_removed(nib_runtime *rt); /* may free the runtime */
+nib_status nib_device_open(nib_device *device); /* before the first use; OK at once afterwards */
+/* Refuses a wait or a host access while a stream of the device captures. */
+nib_status nib_check_not_capturing(nib_device *device, const char *operation);
+int64_t nib_now_us(void);
+/* What is left until a deadline that began `timeout_us` after `start_us`; negative timeouts stay for ever. */
+int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
+/* A content fault that is waiting, as an error, once. */
+nib_status nib_take_fault(nib_device *device);
+
+/* ---- deferred.c ---- */
+bool nib_uses_idle(nib_device *device, struct nib_uses *uses); /* drops finished entries */
+nib_status nib_uses_reserve(nib_runtime *rt, nib_device *device, struct nib_uses *uses);
+void nib_uses_add(struct nib_uses *uses, nib_stream *stream, uint64_t ticket, bool write); /* after a reserve */
+void nib_uses_free(nib_runtime *rt, struct nib_uses *uses);
+void nib_defer(struct nib_deferred *object);                    /* destroys it now or when its uses are done */
+void nib_reap(nib_device *device, int64_t deadline_us); /* destroys what is done, until nib_now_us() passes the deadline; 0: none */
+void nib_drain(nib_device *device);                             /* waits for all streams, then reaps */
+
+/* ---- tensor.c ---- */
+void nib_storage_retain(struct nib_storage *storage);
+void nib_storage_release(struct nib_storage *storage);
+/* Writes "float32 {2, 3}" for messages; returns text. */
+const char *nib_describe(const nib_tensor *tensor, char *text, size_t size);
+#define NIB_DESCRIPTION 160
+int64_t nib_shape_numel(int32_t ndim, const int64_t *shape);
+bool nib_tensor_overlaps_itself(const nib_tensor *tensor);
+
+static inline nib_runtime *nib_tensor_runtime(const nib_tensor *t) { return t->storage->deferred.device->runtime; }
+static inline nib_device *nib_tensor_dev(const nib_tensor *t) { return t->storage->deferred.device; }
+
+/* ---- stream.c ---- */
+struct nib_access {
+  nib_tensor *tensor; /* NULL entries are skipped */
+  bool write;
+};
+/* Queues a kernel on the stream, or records it when the stream captures. `operation` is for messages. */
+nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params, size_t bytes,
+                      const struct nib_access *accesses, int32_t access_count);
+/* Refuses streams that cannot take work now: another capture is open on their device and they have not joined it. */
+nib_status nib_check_stream(nib_stream *stream, const char *operation);
+nib_status nib_stream_open_default(nib_device *device);
+nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us);
+
+/* ---- graph.c ---- */
+nib_status nib_record(nib_stream *stream, enum nib_kernel kernel, const void *params, size_t bytes,
+                      const struct nib_access *accesses, int32_t access_count);
+nib_status nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count);
+void nib_capture_close(nib_device *device); /* ends an open capture without a result */
+extern const char *const nib_kernel_names[NIB_KERNEL_COUNT];
+
+#endif

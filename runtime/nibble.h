@@ -1,0 +1,415 @@
+/* nibble: a small runtime for GPU-style tensors, streams, graph capture and NVFP4 KV-cache operations.
+ *
+ * Ownership. Every object that a function returns through an `out` pointer belongs to the caller, who gives it back with
+ * the matching *_release function. Objects keep what they need alive: a tensor its storage, a graph the storages of all its
+ * nodes, the runtime itself as long as objects of it exist. Releasing never blocks: memory that queued work still uses is
+ * freed when that work is done (nib_tick, the next allocation, the next wait).
+ *
+ * Threads. A runtime and all objects of it are used by one thread at a time; the caller sees to that. Different runtimes
+ * are independent. The runtime calls the host's functions on the thread that is inside a nib_ function, except `parallel_for`
+ * and functions given to nib_stream_call, which run on the runtime's own threads.
+ *
+ * Errors. Functions that can fail return a nib_status; nib_error() then has the message, `operation: parameter: expected X,
+ * got Y` where an argument is to blame. A function that fails has changed nothing. Operations are named as in Lua.
+ *
+ * Time. All work on tensors is asynchronous and ordered inside its stream. Only functions with a `timeout_us` parameter
+ * wait: negative waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet.
+ *
+ * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name says bytes. */
+#ifndef NIBBLE_H
+#define NIBBLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define NIB_API __attribute__((visibility("default")))
+#else
+#define NIB_API
+#endif
+
+#define NIB_VERSION "0.1.0"
+#define NIB_ABI_VERSION 1u
+#define NIB_MAX_NDIM 8
+
+typedef struct nib_runtime nib_runtime;
+typedef struct nib_device nib_device; /* belongs to its runtime; never released */
+typedef struct nib_tensor nib_tensor;
+typedef struct nib_stream nib_stream;
+typedef struct nib_event nib_event;
+typedef struct nib_graph nib_graph;
+
+/* ---- Status ------------------------------------------------------------------------------------------------------- */
+
+#define NIB_STATUS_LIST(X)                                                        \
+  X(OK, "ok")                                                                     \
+  X(TIMEOUT, "not done yet")                                                      \
+  X(INVALID, "invalid argument")                                                  \
+  X(MEMORY, "out of memory")                                                      \
+  X(UNAVAILABLE, "device not available")                                          \
+  X(CAPTURING, "not allowed while a stream is capturing")                         \
+  X(STATE, "object is not in a state that allows this")                           \
+  X(FAULT, "an operation met contents that it refuses")                           \
+  X(STREAM, "a host function in the stream failed")                               \
+  X(DEVICE, "the device's driver refused a call")                                 \
+  X(LOST, "context lost")                                                         \
+  X(FORKED, "runtime used in a child process after fork")                         \
+  X(CLOSED, "runtime is closed")                                                  \
+  X(FILE, "file cannot be opened, read or written")                               \
+  X(FORMAT, "file is damaged or of an unsupported kind")
+
+typedef enum nib_status {
+#define X(name, text) NIB_##name,
+  NIB_STATUS_LIST(X)
+#undef X
+  NIB_STATUS_COUNT
+} nib_status;
+
+/* "OK", "TIMEOUT", ... and the text beside it; "?" for a number that is no status. */
+NIB_API const char *nib_status_name(nib_status status);
+NIB_API const char *nib_status_text(nib_status status);
+
+/* ---- Runtime ------------------------------------------------------------------------------------------------------- */
+
+typedef enum nib_log_level { NIB_LOG_DEBUG, NIB_LOG_INFO, NIB_LOG_WARNING, NIB_LOG_ERROR } nib_log_level;
+
+/* All zero is a good configuration. */
+typedef struct nib_config {
+  uint32_t abi_version; /* NIB_ABI_VERSION; 0 means the same */
+  /* Allocates (pointer NULL), resizes, and frees (new_size 0, returns NULL) all host memory, CPU tensors included. Returns
+   * NULL when it cannot allocate. Results are aligned as malloc's. NULL: the C library's. */
+  void *(*allocate)(void *user, void *pointer, size_t old_size, size_t new_size);
+  /* Receives messages for people (no newline). NULL: none are made. */
+  void (*log)(void *user, nib_log_level level, const char *message);
+  /* Calls body(context, i) once for each i in 0..count-1, on threads of the host's choice, and returns when all have
+   * returned. Called from several of the runtime's threads at once. NULL: the runtime's own small pool. */
+  void (*parallel_for)(void *user, size_t count, void (*body)(void *context, size_t index), void *context);
+  void *user;          /* given to the functions above */
+  uint64_t memory_cap; /* largest number of bytes of tensors on one device; 0: no limit */
+  int32_t threads;     /* threads that a CPU kernel is spread over; 0: one per processor */
+  int32_t index_base;  /* what dimensions and indices in error messages count from: 0 (C) or 1 (Lua) */
+} nib_config;
+
+/* NIB_ABI_VERSION of the library that is loaded, to compare with the header's. */
+NIB_API uint32_t nib_abi_version(void);
+NIB_API const char *nib_version(void);
+
+/* Creates a runtime. `config` may be NULL. Fails with INVALID (ABI version, sizes) or MEMORY; there is no message then. */
+NIB_API nib_status nib_runtime_create(const nib_config *config, nib_runtime **out);
+
+/* Waits for all work, ends an open capture, joins the runtime's threads and frees all memory of tensors. Objects that are
+ * still there can only be released, every other call on them returns CLOSED. In a child process after fork it does nothing.
+ * NULL is allowed. */
+NIB_API void nib_runtime_close(nib_runtime *runtime);
+
+/* The message of the last call on this runtime that failed; "" if none did. Valid until the next call. */
+NIB_API const char *nib_error(const nib_runtime *runtime);
+NIB_API void *nib_runtime_user(const nib_runtime *runtime);
+
+/* Frees what finished work no longer needs, for at most about `budget_us` microseconds (0: no limit). Never waits. */
+NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
+
+/* ---- Devices ------------------------------------------------------------------------------------------------------- */
+
+typedef struct nib_device_info {
+  const char *name;        /* "cpu", "cuda:0" */
+  const char *description; /* processor or GPU */
+  const char *reason;      /* why it is not available; NULL if it is */
+  bool available;
+  uint64_t memory_bytes; /* 0 if unknown */
+  int32_t processors;    /* threads or multiprocessors */
+} nib_device_info;
+
+typedef struct nib_memory_info {
+  uint64_t used_bytes;     /* live storages */
+  uint64_t reserved_bytes; /* used, and storages whose last work is still queued */
+  uint64_t peak_bytes;     /* largest reserved_bytes so far */
+} nib_memory_info;
+
+/* Device 0 is the CPU; unavailable devices are listed too. */
+NIB_API int32_t nib_device_count(const nib_runtime *runtime);
+NIB_API nib_device *nib_device_at(nib_runtime *runtime, int32_t index);
+NIB_API const nib_device_info *nib_device_get_info(const nib_device *device);
+
+/* The available device of that name. UNAVAILABLE, with the reason as the message, otherwise. */
+NIB_API nib_status nib_device_find(nib_runtime *runtime, const char *name, nib_device **out);
+/* The best available device. Always succeeds, as the CPU is always there. */
+NIB_API nib_device *nib_device_best(nib_runtime *runtime);
+
+NIB_API nib_runtime *nib_device_runtime(const nib_device *device);
+/* Never released. NULL only when a GPU cannot be opened (nib_error tells why). */
+NIB_API nib_stream *nib_device_default_stream(nib_device *device);
+NIB_API nib_memory_info nib_device_memory(nib_device *device);
+NIB_API bool nib_device_is_capturing(const nib_device *device);
+
+/* Waits for all streams of the device. Reports (once) a stream's error or a content fault. Refused during a capture. */
+NIB_API nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us);
+
+/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+
+typedef enum nib_dtype {
+  NIB_FLOAT32,
+  NIB_FLOAT16,
+  NIB_BFLOAT16,
+  NIB_FLOAT8_E4M3FN,
+  NIB_UINT8,
+  NIB_INT8,
+  NIB_UINT16,
+  NIB_INT32,
+  NIB_INT64,
+  NIB_DTYPE_COUNT
+} nib_dtype;
+
+NIB_API const char *nib_dtype_name(nib_dtype dtype); /* "float32", ...; "?" for none */
+NIB_API bool nib_dtype_find(const char *name, nib_dtype *out);
+NIB_API size_t nib_dtype_bytes(nib_dtype dtype);
+NIB_API bool nib_dtype_is_float(nib_dtype dtype);
+
+/* A number with its kind: integers survive in 64 bits. */
+typedef struct nib_number {
+  bool is_float;
+  int64_t integer;
+  double real;
+} nib_number;
+#define NIB_INTEGER(i) ((nib_number){ .integer = (i), .real = 0 })
+#define NIB_REAL(r) ((nib_number){ .is_float = true, .real = (r) })
+
+/* A compact tensor [shape[0], ..., shape[ndim-1]] of unspecified contents; ndim 0 is one element. Fails with INVALID
+ * (ndim > 8, a negative size, a byte count past 2^62) before anything is allocated, or MEMORY. */
+NIB_API nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out);
+NIB_API void nib_tensor_release(nib_tensor *tensor); /* NULL is allowed */
+
+NIB_API nib_device *nib_tensor_device(const nib_tensor *tensor);
+NIB_API nib_dtype nib_tensor_dtype(const nib_tensor *tensor);
+NIB_API int32_t nib_tensor_ndim(const nib_tensor *tensor);
+NIB_API const int64_t *nib_tensor_shape(const nib_tensor *tensor);  /* ndim sizes */
+NIB_API const int64_t *nib_tensor_stride(const nib_tensor *tensor); /* ndim strides, >= 0 */
+NIB_API int64_t nib_tensor_numel(const nib_tensor *tensor);
+NIB_API bool nib_tensor_is_contiguous(const nib_tensor *tensor);
+/* The first element, in the device's address space. Reading or writing through it is the caller's to order. */
+NIB_API void *nib_tensor_data(const nib_tensor *tensor);
+/* The same device memory, first element, dtype, shape and strides. */
+NIB_API bool nib_tensor_same_view(const nib_tensor *a, const nib_tensor *b);
+
+/* Views: new tensors on the same storage. All fail with INVALID alone (or MEMORY for the handle). */
+NIB_API nib_status nib_tensor_narrow(nib_tensor *tensor, int64_t dim, int64_t start, int64_t length, nib_tensor **out);
+NIB_API nib_status nib_tensor_select(nib_tensor *tensor, int64_t dim, int64_t index, nib_tensor **out);
+NIB_API nib_status nib_tensor_view(nib_tensor *tensor, int32_t ndim, const int64_t *shape, nib_tensor **out); /* one -1 */
+NIB_API nib_status nib_tensor_permute(nib_tensor *tensor, int32_t ndim, const int64_t *dims, nib_tensor **out);
+NIB_API nib_status nib_tensor_expand(nib_tensor *tensor, int32_t ndim, const int64_t *shape, nib_tensor **out); /* -1 keeps */
+/* `offset` counts from the tensor's first element; the view must lie inside the storage; strides are >= 0. */
+NIB_API nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t *shape, const int64_t *stride,
+                                         int64_t offset, nib_tensor **out);
+/* The same bytes as another dtype; the last dimension's size changes with the element size. */
+NIB_API nib_status nib_tensor_reinterpret(nib_tensor *tensor, nib_dtype dtype, nib_tensor **out);
+/* Another handle on the same view. */
+NIB_API nib_status nib_tensor_alias(nib_tensor *tensor, nib_tensor **out);
+
+/* Work on tensors, in `stream` (of the tensors' device). Outputs whose elements overlap in memory are INVALID. */
+
+/* destination = source, converted: to floats round to nearest even (float8_e4m3fn saturates), float to integer truncates
+ * and saturates with NaN as 0, integers saturate, a NaN becomes 0x7FFFFFFF, 0x7FFF or 0x7F, the same dtype keeps every bit.
+ * `source` may be expandable to the destination's shape. Devices may differ (not during a capture). */
+NIB_API nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source);
+NIB_API nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number value);
+/* Element i = start + i*step, row-major; in float64 (two roundings, then one to the dtype) if either is real. Contiguous. */
+NIB_API nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib_number start, nib_number step);
+/* Counter-based random elements, a function of seed and element number alone, the same on every device. Contiguous.
+ * Standard normal (float dtypes); integers low <= x < high; a permutation of 0..numel-1 (1-D int32 or int64). */
+NIB_API nib_status nib_tensor_random_normal(nib_stream *stream, nib_tensor *tensor, uint64_t seed);
+NIB_API nib_status nib_tensor_random_integer(nib_stream *stream, nib_tensor *tensor, uint64_t seed, int64_t low, int64_t high);
+NIB_API nib_status nib_tensor_random_permutation(nib_stream *stream, nib_tensor *tensor, uint64_t seed);
+/* The elements, row-major, from `bytes` bytes of host memory (exactly the tensor's size); the memory is free again on
+ * return. Refused during a capture on the device. */
+NIB_API nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *data, size_t bytes);
+
+/* Waits until everything that was queued to write this tensor's storage is done. Reports (once) a stream's error or a
+ * content fault of the device. Refused during a capture. */
+NIB_API nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us);
+/* nib_tensor_wait, then the elements, row-major, into `bytes` bytes of host memory (exactly the tensor's size). */
+NIB_API nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t timeout_us);
+
+/* Comparisons; they wait like nib_tensor_read and work across devices. */
+/* Same shape, dtype and bits. */
+NIB_API nib_status nib_tensor_equal(nib_tensor *a, nib_tensor *b, bool *out);
+/* |a-b| <= atol + rtol*|b| in float64. Shapes must agree. */
+NIB_API nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double atol, bool equal_nan, bool *out);
+/* Largest |a-b| in float64, NaN if any is, and its first flat row-major index (-1 when empty). Shapes must agree. */
+NIB_API nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int64_t *index);
+/* Largest |x| over the elements that are not NaN, 0 for none. */
+NIB_API nib_status nib_tensor_amax(nib_tensor *tensor, double *out);
+
+/* One element's bits (as nib_tensor_read gives them) as a number. */
+NIB_API nib_number nib_element_to_number(nib_dtype dtype, const void *element);
+/* A number as one element's bits. false: an integer dtype cannot hold it (fraction, range, NaN). Floats round to nearest
+ * even; float8_e4m3fn saturates. */
+NIB_API bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element);
+
+/* NumPy .npy. Loads f4 f2 f8 u1 i1 u2 i4 i8, little endian, C or Fortran order, versions 1 to 3 (f8 is rounded to float32).
+ * `as`: another dtype of the same size for the same bits, or NIB_DTYPE_COUNT for the file's. FILE when it cannot be opened
+ * or read, FORMAT when it is damaged or of another kind. Saves version 1.0, bfloat16 as u2, float8_e4m3fn as u1. Both wait. */
+NIB_API nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_tensor **out);
+NIB_API nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib_dtype as, nib_tensor **out);
+NIB_API nib_status nib_npy_save(nib_tensor *tensor, const char *path);
+
+/* ---- Streams and events -------------------------------------------------------------------------------------------- */
+
+/* priority: negative is high, 0 normal; a hint (without effect on the CPU). */
+NIB_API nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **out);
+/* Its queued work still runs. A default stream is left as it is. */
+NIB_API void nib_stream_release(nib_stream *stream);
+NIB_API nib_device *nib_stream_device(const nib_stream *stream);
+NIB_API uint64_t nib_stream_id(const nib_stream *stream); /* for messages; unique in its runtime */
+NIB_API bool nib_stream_is_capturing(const nib_stream *stream);
+/* Waits for the stream's work. Reports (once) its error or a content fault of the device. Refused during a capture. */
+NIB_API nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us);
+/* Queues a host function. It runs on a thread of the runtime and must not call nib_ functions. A result other than NIB_OK
+ * becomes the stream's error: the next wait on the stream, or on a tensor that it wrote, reports STREAM once; later work
+ * runs all the same. Refused during a capture. */
+NIB_API nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user), void *user);
+
+/* An event after the work queued so far. Inside a capture it is a point of the graph, good for nib_stream_wait alone. */
+NIB_API nib_status nib_event_record(nib_stream *stream, nib_event **out);
+NIB_API void nib_event_release(nib_event *event); /* NULL is allowed */
+NIB_API nib_device *nib_event_device(const nib_event *event);
+/* Later work of the stream waits for the event (same device). Waiting for an event of a capture makes a stream join it. */
+NIB_API nib_status nib_stream_wait(nib_stream *stream, nib_event *event);
+NIB_API nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us);
+/* Milliseconds between two events whose work is done (TIMEOUT if it is not). */
+NIB_API nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds);
+
+/* ---- Graphs --------------------------------------------------------------------------------------------------------- */
+
+typedef enum nib_capture_mode { NIB_CAPTURE_THREAD_LOCAL, NIB_CAPTURE_GLOBAL, NIB_CAPTURE_RELAXED } nib_capture_mode;
+
+/* From here to nib_capture_end work on the stream, and on streams that join it by events, is recorded instead of done. One
+ * capture at a time on a device. */
+NIB_API nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode);
+/* Ends the capture that began on this stream. *graph NULL: a new graph. Otherwise the graph is updated: *in_place (may be
+ * NULL) says whether nodes and dependencies were the same. A stream that joined and was not joined back fails with STATE:
+ * the capture has ended and *graph is as before. */
+NIB_API nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place);
+/* Ends the capture and forgets what was recorded. Does nothing when the stream did not begin one. */
+NIB_API void nib_capture_abort(nib_stream *stream);
+
+NIB_API void nib_graph_release(nib_graph *graph); /* NULL is allowed; queued replays still run */
+NIB_API nib_device *nib_graph_device(const nib_graph *graph);
+/* The stream it was captured on; of use as long as the host has not released that. */
+NIB_API nib_stream *nib_graph_stream(const nib_graph *graph);
+/* Runs the graph once as work of the stream. */
+NIB_API nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream);
+NIB_API int32_t nib_graph_node_count(const nib_graph *graph);
+NIB_API const char *nib_graph_node_name(const nib_graph *graph, int32_t node);
+/* Nodes that this one waits for, ascending; returns how many. */
+NIB_API int32_t nib_graph_node_deps(const nib_graph *graph, int32_t node, const int32_t **deps);
+/* The graph in Graphviz's language, into text[size] with a final 0; *needed is the length without it. text may be NULL. */
+NIB_API nib_status nib_graph_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
+
+/* ---- Operations ------------------------------------------------------------------------------------------------------
+ * Formats, arithmetic and the meaning of each parameter: README.md, "The formats". All are checked, asynchronous and
+ * capturable; descriptors are zero-initialised. Contents that they refuse (bad page indices, scales, positions ...) are
+ * skipped and reported as a content fault by the next wait on the device. */
+
+typedef enum nib_layout { NIB_NHD, NIB_HND } nib_layout;
+
+/* A paged cache: two tensors, or one with K and V in its second dimension. */
+typedef struct nib_cache {
+  nib_tensor *k, *v;
+  nib_tensor *stacked; /* instead of k and v */
+} nib_cache;
+
+/* A global scale: a float32 tensor of one element, or (not during a capture) a positive finite number. */
+typedef struct nib_scale_source {
+  nib_tensor *tensor;
+  double value;
+} nib_scale_source;
+
+/* page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping */
+typedef struct nib_append_desc {
+  nib_tensor *append_key, *append_value; /* [rows, heads, head_dim] float16 or bfloat16 */
+  nib_tensor *slot_mapping;              /* [nnz] int32 or int64, nnz <= rows */
+  nib_cache paged_kv_cache;              /* uint8 NHD [pages, page_size, heads, head_dim/2], HND [pages, heads, page_size, ...] */
+  nib_cache kv_cache_sf;                 /* float8_e4m3fn or uint8, head_dim/16 */
+  nib_scale_source k_scale, v_scale;
+  nib_layout kv_layout;
+} nib_append_desc;
+NIB_API nib_status nib_append(nib_stream *stream, const nib_append_desc *desc);
+
+/* quantization.nvfp4_kv_materialize_fp8 */
+typedef struct nib_materialize_desc {
+  nib_tensor *k_cache, *v_cache;               /* uint8 HND [pages, heads, page_size, head_dim/2] */
+  nib_tensor *k_block_scales, *v_block_scales; /* float8_e4m3fn or uint8 [..., head_dim/16]; V's interleaved */
+  nib_tensor *block_tables;                    /* int32 [batch, columns], [batch, 2, columns] if split_kv_indices */
+  nib_tensor *seq_lens;                        /* int32 [batch] */
+  int64_t max_kv_len;
+  bool split_kv_indices;      /* uses_shared_paged_kv_idx = false */
+  nib_tensor *out;            /* contiguous float8_e4m3fn of the result's shape, or NULL: allocated */
+  nib_tensor *kv_page_indptr; /* int32 [batch + 1], or NULL */
+  int64_t num_pages;          /* with kv_page_indptr only */
+  bool has_num_pages;
+} nib_materialize_desc;
+/* Two results that the caller releases: [num_pages+1, 2, heads, page_size, head_dim] float8_e4m3fn (another handle on
+ * `out` if that was given) and int32 [batch, ceil(max_kv_len/page_size)]. */
+NIB_API nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc, nib_tensor **kv_cache_fp8,
+                                   nib_tensor **fp8_block_tables);
+
+/* quantization.nvfp4_kv_dequantize_paged */
+typedef struct nib_dequantize_desc {
+  nib_cache paged_kv_cache, kv_cache_sf;
+  nib_tensor *block_tables;        /* int32 or int64 [batch, columns] */
+  nib_tensor *seq_lens;            /* int32 [batch] */
+  nib_tensor *k_scale, *v_scale;   /* float32, one element */
+  nib_tensor *output_k, *output_v; /* contiguous float16 or bfloat16 [batch, max_seq_len, heads, head_dim] */
+  nib_layout kv_layout;
+} nib_dequantize_desc;
+NIB_API nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc);
+
+/* mla.cake_dsv4_nvfp4_rope_quantize_insert; with q NULL mla.cake_dsv4_nvfp4_kv_rope_quantize_insert */
+typedef struct nib_rope_insert_desc {
+  nib_tensor *q;             /* contiguous bfloat16 [tokens, heads, 512], or NULL */
+  nib_tensor *kv;            /* contiguous bfloat16 [tokens, 512] */
+  nib_tensor *cache;         /* uint8 [pages, page_size, 384], [pages, 1, page_size, 384] or [pages, page_size, 1, 384] */
+  nib_tensor *slot_mapping;  /* contiguous int32 or int64 [<= tokens] */
+  nib_tensor *positions;     /* contiguous int64 [tokens] */
+  nib_tensor *cos_sin_cache; /* contiguous float32 [max_position, 64] */
+  int64_t q_head_padded;     /* 0, 8, 16, 32, 64, 128 */
+  bool keep_q_unrotated;     /* apply_q_rope = false */
+  bool q_inplace;
+  int64_t compress_ratio; /* with q NULL: 1 or 2; 0 means 1 */
+} nib_rope_insert_desc;
+/* q_out may be NULL when q is. The caller releases it. */
+NIB_API nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc, nib_tensor **q_out);
+
+/* quantization.swizzle_v_scales; out NULL: allocated. The caller releases *result. */
+NIB_API nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout kv_layout, bool inverse,
+                                        nib_tensor *out, nib_tensor **result);
+
+/* quantization.nvfp4_quantize_paged_kv_cache: six results that the caller releases. */
+typedef struct nib_quantize_cache_desc {
+  nib_tensor *k_cache, *v_cache; /* float16 or bfloat16 [pages, heads, page_size, head_dim] (HND) or NHD */
+  nib_layout kv_layout;          /* note: the Lua function's default is HND */
+  bool has_k_global_sf, has_v_global_sf;
+  nib_scale_source k_global_sf, v_global_sf;
+} nib_quantize_cache_desc;
+typedef struct nib_quantized_cache {
+  nib_tensor *k, *v;             /* uint8 */
+  nib_tensor *k_sf, *v_sf;       /* float8_e4m3fn, V's interleaved */
+  nib_tensor *k_scale, *v_scale; /* float32 [1] */
+} nib_quantized_cache;
+NIB_API nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out);
+
+/* mla.dequantize_cache: bfloat16 [n, 512] of the records in `slots` (int32 or int64 [n]). The caller releases *rows. */
+NIB_API nib_status nib_mla_dequantize(nib_stream *stream, nib_tensor *cache, nib_tensor *slots, nib_tensor **rows);
+
+/* rope_table: [max_position, 64], cos | sin of position * theta^(-2p/64), float32, float16 or bfloat16. */
+NIB_API nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta, nib_dtype dtype, nib_tensor **out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

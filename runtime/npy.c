@@ -1,0 +1,330 @@
+/* NumPy's .npy format, versions 1 to 3: "\x93NUMPY", version, header length, a Python dictionary, the elements. */
+#define _POSIX_C_SOURCE 200809L
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backend.h"
+
+static const unsigned char magic[6] = { 0x93, 'N', 'U', 'M', 'P', 'Y' };
+
+/* ---- The header ---------------------------------------------------------------------------------------------------------- */
+
+struct header {
+  nib_dtype dtype;
+  bool is_f8; /* float64 elements, to be rounded to float32 */
+  bool fortran_order;
+  int32_t ndim;
+  int64_t shape[NIB_MAX_NDIM];
+};
+
+struct parser {
+  nib_runtime *rt;
+  const char *at, *end;
+  nib_status status;
+};
+
+static void damaged(struct parser *p, const char *expected, const char *got, size_t length) {
+  if (p->status != NIB_OK) return;
+  char shown[32];
+  size_t n = length < sizeof shown - 1 ? length : sizeof shown - 1;
+  for (size_t i = 0; i < n; i++) shown[i] = got[i] >= ' ' && got[i] <= '~' ? got[i] : '?';
+  shown[n] = 0;
+  p->status = nib_fail(p->rt, NIB_FORMAT, "load: file: expected %s in the .npy header, got \"%s\"", expected, shown);
+}
+
+static void skip_space(struct parser *p) {
+  while (p->at < p->end && (*p->at == ' ' || *p->at == '\t' || *p->at == '\n')) p->at++;
+}
+
+static bool accept(struct parser *p, const char *token) {
+  size_t length = strlen(token);
+  skip_space(p);
+  if (p->status != NIB_OK || (size_t)(p->end - p->at) < length || memcmp(p->at, token, length) != 0) return false;
+  p->at += length;
+  return true;
+}
+
+static void expect(struct parser *p, const char *token) {
+  if (!accept(p, token)) damaged(p, token, p->at, (size_t)(p->end - p->at));
+}
+
+/* A quoted string without escapes, which numpy never writes here. */
+static size_t parse_string(struct parser *p, const char **text) {
+  skip_space(p);
+  const char *start = p->at;
+  if (p->status != NIB_OK || start == p->end || (*start != '\'' && *start != '"')) {
+    damaged(p, "a string", start, (size_t)(p->end - start));
+    return 0;
+  }
+  const char *close = memchr(start + 1, *start, (size_t)(p->end - start - 1));
+  if (!close) {
+    damaged(p, "the end of a string", start, (size_t)(p->end - start));
+    return 0;
+  }
+  *text = start + 1;
+  p->at = close + 1;
+  return (size_t)(close - start - 1);
+}
+
+static void parse_descr(struct parser *p, struct header *h) {
+  static const struct {
+    const char *code;
+    nib_dtype dtype;
+  } codes[] = { { "f4", NIB_FLOAT32 }, { "f2", NIB_FLOAT16 }, { "f8", NIB_FLOAT32 }, { "u1", NIB_UINT8 }, { "i1", NIB_INT8 },
+                { "u2", NIB_UINT16 },  { "i4", NIB_INT32 },   { "i8", NIB_INT64 } };
+  const char *text = NULL;
+  size_t length = parse_string(p, &text);
+  if (p->status != NIB_OK) return;
+  bool order = length == 3 && (text[0] == '<' || text[0] == '=' || (text[0] == '|' && text[2] == '1'));
+  for (size_t i = 0; order && i < sizeof codes / sizeof *codes; i++)
+    if (memcmp(text + 1, codes[i].code, 2) == 0) {
+      h->dtype = codes[i].dtype;
+      h->is_f8 = text[1] == 'f' && text[2] == '8';
+      return;
+    }
+  damaged(p, "descr to be one of f4 f2 f8 u1 i1 u2 i4 i8, little endian,", text, length);
+}
+
+static void parse_shape(struct parser *p, struct header *h) {
+  expect(p, "(");
+  while (p->status == NIB_OK && !accept(p, ")")) {
+    skip_space(p);
+    const char *start = p->at;
+    int64_t size = 0;
+    while (p->at < p->end && *p->at >= '0' && *p->at <= '9' && size < (int64_t)1 << 58) size = size * 10 + (*p->at++ - '0');
+    if (p->at == start || (p->at < p->end && *p->at >= '0' && *p->at <= '9') || h->ndim == NIB_MAX_NDIM) {
+      damaged(p, h->ndim == NIB_MAX_NDIM ? "at most 8 dimensions" : "a size below 2^62", start, (size_t)(p->end - start));
+      return;
+    }
+    h->shape[h->ndim++] = size;
+    if (!accept(p, ",")) {
+      expect(p, ")");
+      return;
+    }
+  }
+}
+
+static void parse_header(struct parser *p, struct header *h) {
+  unsigned seen = 0;
+  expect(p, "{");
+  while (p->status == NIB_OK && !accept(p, "}")) {
+    const char *key = NULL;
+    size_t length = parse_string(p, &key);
+    unsigned bit = 0;
+    expect(p, ":");
+    if (p->status != NIB_OK) return;
+    if (length == 5 && memcmp(key, "descr", 5) == 0) {
+      bit = 1;
+      parse_descr(p, h);
+    } else if (length == 13 && memcmp(key, "fortran_order", 13) == 0) {
+      bit = 2;
+      h->fortran_order = accept(p, "True");
+      if (!h->fortran_order) expect(p, "False");
+    } else if (length == 5 && memcmp(key, "shape", 5) == 0) {
+      bit = 4;
+      if (!(seen & bit)) parse_shape(p, h);
+    }
+    if (bit == 0 || seen & bit) damaged(p, "descr, fortran_order and shape, once each,", key, length);
+    seen |= bit;
+    if (p->status == NIB_OK && !accept(p, ",")) {
+      expect(p, "}");
+      break;
+    }
+  }
+  if (p->status == NIB_OK && seen != 7) damaged(p, "descr, fortran_order and shape", "", 0);
+}
+
+/* ---- Loading --------------------------------------------------------------------------------------------------------------- */
+
+/* float64 elements rounded to float32, in place: the result is half as long. */
+static void round_f8(unsigned char *data, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    double wide;
+    memcpy(&wide, data + 8 * i, 8);
+    nib_element_from_number(NIB_FLOAT32, NIB_REAL(wide), data + 4 * i);
+  }
+}
+
+/* The first dimension varies fastest in the file: the tensor is the compact one of the reversed shape, permuted and copied. */
+static nib_status load_fortran(nib_stream *stream, const struct header *h, const void *data, size_t bytes, nib_tensor **out) {
+  int64_t shape[NIB_MAX_NDIM], dims[NIB_MAX_NDIM];
+  for (int32_t i = 0; i < h->ndim; i++) {
+    shape[i] = h->shape[h->ndim - 1 - i];
+    dims[i] = h->ndim - 1 - i;
+  }
+  nib_tensor *raw = NULL, *view = NULL, *result = NULL;
+  nib_status status = nib_tensor_create(stream->device, h->dtype, h->ndim, shape, &raw);
+  if (status == NIB_OK) status = nib_tensor_write(stream, raw, data, bytes);
+  if (status == NIB_OK) status = nib_tensor_permute(raw, h->ndim, dims, &view);
+  if (status == NIB_OK) status = nib_tensor_create(stream->device, h->dtype, h->ndim, h->shape, &result);
+  if (status == NIB_OK) status = nib_tensor_copy(stream, result, view);
+  nib_tensor_release(raw);
+  nib_tensor_release(view);
+  if (status != NIB_OK)
+    nib_tensor_release(result);
+  else
+    *out = result;
+  return status;
+}
+
+/* `data` may be changed. */
+static nib_status load(nib_stream *stream, unsigned char *data, size_t bytes, nib_dtype as, nib_tensor **out) {
+  nib_runtime *rt = stream->device->runtime;
+  if (bytes < 10 || memcmp(data, magic, sizeof magic) != 0)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected a .npy file, got one that does not begin like it");
+  if (data[6] < 1 || data[6] > 3)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected .npy version 1, 2 or 3, got %d.%d", data[6], data[7]);
+  size_t start = data[6] == 1 ? 10 : 12, length = data[8] | (size_t)data[9] << 8;
+  if (data[6] > 1 && bytes >= 12) length |= (size_t)data[10] << 16 | (size_t)data[11] << 24;
+  if (bytes < start || bytes - start < length)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected a header of %zu bytes, got the end of the file after %zu", length, bytes);
+  struct header h = { 0 };
+  struct parser p = { rt, (const char *)data + start, (const char *)data + start + length, NIB_OK };
+  parse_header(&p, &h);
+  skip_space(&p);
+  if (p.status == NIB_OK && p.at != p.end) damaged(&p, "nothing after the dictionary", p.at, (size_t)(p.end - p.at));
+  if (p.status != NIB_OK) return p.status;
+
+  size_t item = h.is_f8 ? 8 : nib_dtype_bytes(h.dtype), have = bytes - start - length, count = 1;
+  for (int32_t i = 0; i < h.ndim; i++) {
+    if (h.shape[i] == 0) count = 0;
+    if (count > 0 && (uint64_t)h.shape[i] > have / item / count) count = have / item + 1; /* too many, without overflow */
+    else count *= (size_t)h.shape[i];
+  }
+  if (count > have / item || count * item != have)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected as many bytes of elements as the header's shape needs, got %zu", have);
+  unsigned char *elements = data + start + length;
+  if (as != NIB_DTYPE_COUNT) {
+    if (h.is_f8 || nib_dtype_bytes(as) != nib_dtype_bytes(h.dtype))
+      return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s",
+                      h.is_f8 ? "float64" : nib_dtype_name(h.dtype), nib_dtype_name(as));
+    h.dtype = as;
+  }
+  if (h.is_f8) round_f8(elements, count);
+  size_t size = count * nib_dtype_bytes(h.dtype);
+  if (h.fortran_order && h.ndim > 1) return load_fortran(stream, &h, elements, size, out);
+  nib_status status = nib_tensor_create(stream->device, h.dtype, h.ndim, h.shape, out);
+  if (status != NIB_OK) return status;
+  status = nib_tensor_write(stream, *out, elements, size);
+  if (status != NIB_OK) {
+    nib_tensor_release(*out);
+    *out = NULL;
+  }
+  return status;
+}
+
+static nib_status check_load(nib_stream *stream) {
+  nib_status status = nib_check_stream(stream, "load");
+  return status != NIB_OK ? status : nib_check_not_capturing(stream->device, "load");
+}
+
+nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib_dtype as, nib_tensor **out) {
+  nib_runtime *rt = stream->device->runtime;
+  *out = NULL;
+  nib_status status = check_load(stream);
+  if (status != NIB_OK) return status;
+  void *copy = nib_allocate(rt, bytes + 1);
+  if (!copy) return nib_fail_memory(rt, "load", bytes);
+  if (bytes) memcpy(copy, data, bytes);
+  status = load(stream, copy, bytes, as, out);
+  nib_free(rt, copy, bytes + 1);
+  return status;
+}
+
+static nib_status fail_file(nib_runtime *rt, const char *operation, const char *path, const char *doing) {
+  return nib_fail(rt, NIB_FILE, "%s: path: expected a file to %s, got %s for \"%.200s\"", operation, doing, strerror(errno), path);
+}
+
+static bool read_all(int file, unsigned char *data, size_t bytes) {
+  while (bytes > 0) {
+    ssize_t n = read(file, data, bytes < (size_t)1 << 30 ? bytes : (size_t)1 << 30);
+    if (n < 0 && errno == EINTR) continue;
+    if (n == 0) errno = EIO;
+    if (n <= 0) return false;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return true;
+}
+
+nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_tensor **out) {
+  nib_runtime *rt = stream->device->runtime;
+  *out = NULL;
+  nib_status status = check_load(stream);
+  if (status != NIB_OK) return status;
+  struct stat info;
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return fail_file(rt, "load", path, "read");
+  if (fstat(file, &info) == 0 && !S_ISREG(info.st_mode)) errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+  else errno = 0;
+  size_t bytes = errno ? 0 : (size_t)info.st_size;
+  unsigned char *data = NULL;
+  if (errno)
+    status = fail_file(rt, "load", path, "read");
+  else if (!(data = nib_allocate(rt, bytes + 1)))
+    status = nib_fail_memory(rt, "load", bytes);
+  else if (!read_all(file, data, bytes))
+    status = fail_file(rt, "load", path, "read");
+  else
+    status = load(stream, data, bytes, as, out);
+  close(file);
+  nib_free(rt, data, bytes + 1);
+  return status;
+}
+
+/* ---- Saving ---------------------------------------------------------------------------------------------------------------- */
+
+static size_t write_header(const nib_tensor *tensor, char *text, size_t size) {
+  static const char *const codes[NIB_DTYPE_COUNT] = {
+    [NIB_FLOAT32] = "<f4",       [NIB_FLOAT16] = "<f2", [NIB_BFLOAT16] = "<u2", [NIB_FLOAT8_E4M3FN] = "|u1", [NIB_UINT8] = "|u1",
+    [NIB_INT8] = "|i1", [NIB_UINT16] = "<u2",  [NIB_INT32] = "<i4",         [NIB_INT64] = "<i8",
+  };
+  memcpy(text, magic, sizeof magic);
+  text[6] = 1;
+  text[7] = 0;
+  size_t used = 10;
+  used += (size_t)snprintf(text + used, size - used, "{'descr': '%s', 'fortran_order': False, 'shape': (", codes[tensor->dtype]);
+  for (int32_t i = 0; i < tensor->ndim; i++)
+    used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)tensor->shape[i]);
+  used += (size_t)snprintf(text + used, size - used, "%s), }", tensor->ndim == 1 ? "," : "");
+  size_t padded = (used + 1 + 63) / 64 * 64; /* elements begin at a multiple of 64 */
+  memset(text + used, ' ', padded - used);
+  text[padded - 1] = '\n';
+  text[8] = (char)((padded - 10) & 0xFF);
+  text[9] = (char)((padded - 10) >> 8);
+  return padded;
+}
+
+static bool write_all(int file, const char *data, size_t bytes) {
+  while (bytes > 0) {
+    ssize_t n = write(file, data, bytes < (size_t)1 << 30 ? bytes : (size_t)1 << 30);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return false;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return true;
+}
+
+nib_status nib_npy_save(nib_tensor *tensor, const char *path) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  nib_status status = nib_enter(rt);
+  if (status == NIB_OK) status = nib_check_not_capturing(nib_tensor_dev(tensor), "tensor:save");
+  if (status != NIB_OK) return status;
+  char header[512];
+  size_t header_bytes = write_header(tensor, header, sizeof header);
+  size_t bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(tensor->dtype);
+  char *data = nib_allocate(rt, bytes + 1);
+  if (!data) return nib_fail_memory(rt, "tensor:save", bytes);
+  status = nib_tensor_read(tensor, data, bytes, -1);
+  int file = status == NIB_OK ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+  bool written = file >= 0 && write_all(file, header, header_bytes) && write_all(file, data, bytes);
+  if (file >= 0 && close(file) != 0) written = false;
+  if (status == NIB_OK && !written) status = fail_file(rt, "tensor:save", path, "write");
+  nib_free(rt, data, bytes + 1);
+  return status;
+}

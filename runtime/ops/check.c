@@ -1,0 +1,197 @@
+#include "check.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+struct nib_check nib_check_begin(nib_stream *stream, const char *operation) {
+  struct nib_check c = { stream, stream->device->runtime, operation, NIB_OK };
+  c.status = nib_check_stream(stream, operation);
+  return c;
+}
+
+void nib_check_fail(struct nib_check *c, const char *parameter, const char *format, ...) {
+  if (c->status != NIB_OK) return;
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  c->status = nib_fail(c->rt, NIB_INVALID, "%s: %s: %s", c->operation, parameter, text);
+}
+
+static const char *dtype_names(unsigned dtypes, char *text, size_t size) {
+  size_t used = 0;
+  text[0] = 0;
+  for (int i = 0; i < NIB_DTYPE_COUNT && used < size; i++)
+    if (dtypes & NIB_BIT(i)) used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " or " : "", nib_dtype_name((nib_dtype)i));
+  return text;
+}
+
+void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes, int32_t ndim,
+                      const int64_t *shape, const char *meaning) {
+  char names[96], want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
+  if (c->status != NIB_OK) return;
+  if (!tensor) {
+    nib_check_fail(c, parameter, "expected a tensor, got none");
+    return;
+  }
+  if (nib_tensor_dev(tensor) != c->stream->device)
+    nib_check_fail(c, parameter, "expected a tensor on %s, got one on %s", c->stream->device->info.name,
+                   nib_tensor_dev(tensor)->info.name);
+  if (!(dtypes & NIB_BIT(tensor->dtype)))
+    nib_check_fail(c, parameter, "expected dtype %s, got %s", dtype_names(dtypes, names, sizeof names),
+                   nib_describe(tensor, have, sizeof have));
+  if (tensor->ndim != ndim)
+    nib_check_fail(c, parameter, "expected %d dimensions %s, got %s", (int)ndim, meaning, nib_describe(tensor, have, sizeof have));
+  nib_tensor wanted = *tensor; /* for the message */
+  bool fits = true;
+  for (int32_t i = 0; shape && i < ndim && i < tensor->ndim; i++)
+    if (shape[i] >= 0 && tensor->shape[i] != shape[i]) {
+      wanted.shape[i] = shape[i];
+      fits = false;
+    }
+  if (!fits)
+    nib_check_fail(c, parameter, "expected %s for %s, got %s", nib_describe(&wanted, want, sizeof want), meaning,
+                   nib_describe(tensor, have, sizeof have));
+}
+
+static const char *describe_strides(const nib_tensor *tensor, char *text, size_t size) {
+  size_t used = strlen(nib_describe(tensor, text, size));
+  for (int32_t i = 0; i < tensor->ndim && used < size; i++)
+    used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : " with strides {", (long long)tensor->stride[i]);
+  if (used < size) snprintf(text + used, size - used, "}");
+  return text;
+}
+
+void nib_check_contiguous(struct nib_check *c, const char *parameter, const nib_tensor *tensor) {
+  char have[2 * NIB_DESCRIPTION];
+  if (c->status != NIB_OK || nib_tensor_is_contiguous(tensor)) return;
+  nib_check_fail(c, parameter, "expected a contiguous tensor, got %s", describe_strides(tensor, have, sizeof have));
+}
+
+void nib_check_last_contiguous(struct nib_check *c, const char *parameter, const nib_tensor *tensor) {
+  char have[2 * NIB_DESCRIPTION];
+  if (c->status != NIB_OK) return;
+  int32_t last = tensor->ndim - 1;
+  if (tensor->shape[last] > 1 && tensor->stride[last] != 1)
+    nib_check_fail(c, parameter, "expected a contiguous last dimension, got %s", describe_strides(tensor, have, sizeof have));
+}
+
+void nib_check_output(struct nib_check *c, const char *parameter, const nib_tensor *tensor) {
+  char have[2 * NIB_DESCRIPTION];
+  if (c->status != NIB_OK || !nib_tensor_overlaps_itself(tensor)) return;
+  nib_check_fail(c, parameter, "expected an output whose elements do not overlap, got %s", describe_strides(tensor, have, sizeof have));
+}
+
+void nib_check_distinct(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
+                        const nib_tensor *other) {
+  char have[NIB_DESCRIPTION];
+  if (c->status != NIB_OK || nib_tensor_numel(tensor) == 0 || nib_tensor_numel(other) == 0) return;
+  if (nib_tensor_data(tensor) == nib_tensor_data(other))
+    nib_check_fail(c, parameter, "expected other memory than %s, got the same (%s)", other_name, nib_describe(tensor, have, sizeof have));
+}
+
+void nib_check_multiple(struct nib_check *c, const char *parameter, const char *what, int64_t value, int64_t factor) {
+  if (c->status != NIB_OK || (value > 0 && value % factor == 0)) return;
+  if (factor == 1)
+    nib_check_fail(c, parameter, "expected a positive %s, got %lld", what, (long long)value);
+  else
+    nib_check_fail(c, parameter, "expected %s to be a positive multiple of %lld, got %lld", what, (long long)factor, (long long)value);
+}
+
+struct nib_axes nib_layout_axes(nib_layout layout) {
+  return layout == NIB_HND ? (struct nib_axes){ .token = 2, .head = 1 } : (struct nib_axes){ .token = 1, .head = 2 };
+}
+
+struct nib_paged nib_check_paged(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes,
+                                 nib_layout layout, struct nib_pool *pool, int64_t *width, bool output) {
+  struct nib_axes axes = nib_layout_axes(layout);
+  struct nib_paged paged = { 0 };
+  int64_t shape[4] = { pool->pages, -1, -1, *width };
+  shape[axes.token] = pool->tokens;
+  shape[axes.head] = pool->heads;
+  nib_check_tensor(c, parameter, tensor, dtypes, 4, shape,
+                   layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, X] (HND)" : "[num_pages, page_size, num_kv_heads, X] (NHD)");
+  if (c->status != NIB_OK) return paged;
+  nib_check_last_contiguous(c, parameter, tensor);
+  if (output) nib_check_output(c, parameter, tensor);
+  pool->pages = tensor->shape[0];
+  pool->tokens = tensor->shape[axes.token];
+  pool->heads = tensor->shape[axes.head];
+  *width = tensor->shape[3];
+  nib_check_multiple(c, parameter, "page_size", pool->tokens, 1);
+  paged.data = nib_tensor_data(tensor);
+  paged.page_stride = tensor->stride[0];
+  paged.token_stride = tensor->stride[axes.token];
+  paged.head_stride = tensor->stride[axes.head];
+  return paged;
+}
+
+void nib_check_pair(struct nib_check *c, const char *parameter, const nib_cache *cache, nib_tensor *k, nib_tensor *v) {
+  char have[NIB_DESCRIPTION];
+  if (c->status != NIB_OK) return;
+  const nib_tensor *stacked = cache->stacked;
+  if (!stacked) {
+    if (!cache->k || !cache->v) {
+      nib_check_fail(c, parameter, "expected a pair {k, v} or a stacked tensor, got %s", cache->k || cache->v ? "half a pair" : "none");
+      return;
+    }
+    *k = *cache->k;
+    *v = *cache->v;
+    return;
+  }
+  if (stacked->ndim != 5 || stacked->shape[1] != 2) {
+    nib_check_fail(c, parameter, "expected a pair {k, v}, or a stacked tensor of 5 dimensions with K and V in the second, got %s",
+                   nib_describe(stacked, have, sizeof have));
+    return;
+  }
+  *k = *stacked;
+  k->ndim = 4;
+  for (int32_t i = 1; i < 4; i++) {
+    k->shape[i] = stacked->shape[i + 1];
+    k->stride[i] = stacked->stride[i + 1];
+  }
+  *v = *k;
+  if (nib_tensor_numel(k) > 0) v->offset_bytes += stacked->stride[1] * (int64_t)nib_dtype_bytes(stacked->dtype);
+}
+
+struct nib_indices nib_indices_of(const nib_tensor *tensor) {
+  int32_t last = tensor->ndim - 1;
+  return (struct nib_indices){ .data = nib_tensor_data(tensor),
+                               .row_stride = last > 0 ? tensor->stride[0] : 0,
+                               .stride = tensor->stride[last],
+                               .is_int64 = tensor->dtype == NIB_INT64 };
+}
+
+void nib_check_scalar_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor) {
+  char have[NIB_DESCRIPTION];
+  if (c->status != NIB_OK) return;
+  if (!tensor) {
+    nib_check_fail(c, parameter, "expected a float32 tensor of one element, got none");
+    return;
+  }
+  if (tensor->dtype != NIB_FLOAT32 || nib_tensor_numel(tensor) != 1)
+    nib_check_fail(c, parameter, "expected a float32 tensor of one element, got %s", nib_describe(tensor, have, sizeof have));
+  else
+    nib_check_tensor(c, parameter, tensor, NIB_BIT(NIB_FLOAT32), tensor->ndim, NULL, "");
+}
+
+struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, const nib_scale_source *source) {
+  struct nib_scale scale = { 0 };
+  if (source->tensor) {
+    nib_check_scalar_tensor(c, parameter, source->tensor);
+    if (c->status == NIB_OK) scale.pointer = nib_tensor_data(source->tensor);
+    return scale;
+  }
+  scale.value = (float)source->value;
+  if (!(scale.value > 0) || isinf(scale.value))
+    nib_check_fail(c, parameter, "expected a positive finite float32 value, got %.9g", source->value);
+  else if (c->stream->capture && c->status == NIB_OK)
+    c->status = nib_fail(c->rt, NIB_CAPTURING,
+                         "%s: %s: expected a float32 tensor of one element while the stream captures (a number would be fixed in the "
+                         "graph), got the number %.9g",
+                         c->operation, parameter, source->value);
+  return scale;
+}

@@ -1,0 +1,64 @@
+/* Checking an operation's arguments. The first check that fails writes the message and sets `status`; the ones after it do
+ * nothing, so that an operation lists its checks one after the other and looks at `status` once. */
+#ifndef NIB_CHECK_H
+#define NIB_CHECK_H
+
+#include "../backend.h"
+
+struct nib_check {
+  nib_stream *stream;
+  nib_runtime *rt;
+  const char *operation;
+  nib_status status;
+};
+
+/* Refuses closed runtimes and streams that cannot take work. */
+struct nib_check nib_check_begin(nib_stream *stream, const char *operation);
+
+/* `operation: parameter: expected ..., got ...`; the format is the part after "parameter: ". */
+void nib_check_fail(struct nib_check *c, const char *parameter, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+#define NIB_BIT(dtype) (1u << (dtype))
+#define NIB_HALVES (NIB_BIT(NIB_FLOAT16) | NIB_BIT(NIB_BFLOAT16))
+#define NIB_INDICES (NIB_BIT(NIB_INT32) | NIB_BIT(NIB_INT64))
+#define NIB_SCALES (NIB_BIT(NIB_FLOAT8_E4M3FN) | NIB_BIT(NIB_UINT8))
+
+/* A tensor of one of the dtypes, on the stream's device, with sizes as given; -1 takes any. `meaning` names the
+ * dimensions in the message, such as "[rows, heads, head_dim]". */
+void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes, int32_t ndim,
+                      const int64_t *shape, const char *meaning);
+void nib_check_contiguous(struct nib_check *c, const char *parameter, const nib_tensor *tensor);
+void nib_check_last_contiguous(struct nib_check *c, const char *parameter, const nib_tensor *tensor);
+void nib_check_output(struct nib_check *c, const char *parameter, const nib_tensor *tensor); /* elements do not overlap */
+/* Two outputs, or an output and an input, must not begin at the same place. */
+void nib_check_distinct(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
+                        const nib_tensor *other);
+void nib_check_multiple(struct nib_check *c, const char *parameter, const char *what, int64_t value, int64_t factor);
+
+/* Where page, token and head are in the four dimensions of a layout. */
+struct nib_axes {
+  int32_t token, head;
+};
+struct nib_axes nib_layout_axes(nib_layout layout);
+
+/* Sizes of a paged cache; -1 is not known yet and taken from the tensor. */
+struct nib_pool {
+  int64_t pages, tokens, heads;
+};
+
+/* A 4-D tensor [pages, ., ., width] of a layout, last dimension contiguous, as a nib_paged. Sizes in `pool` that are known
+ * must agree; `*width` too (elements of the last dimension). */
+struct nib_paged nib_check_paged(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes,
+                                 nib_layout layout, struct nib_pool *pool, int64_t *width, bool output);
+
+/* K and V of a cache argument, as tensors on the stack that hold no reference. */
+void nib_check_pair(struct nib_check *c, const char *parameter, const nib_cache *cache, nib_tensor *k, nib_tensor *v);
+
+/* 1-D or 2-D indices (int32 or int64) as kernels read them. */
+struct nib_indices nib_indices_of(const nib_tensor *tensor);
+
+/* A positive finite number (not during a capture), or a float32 tensor of one element. */
+struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, const nib_scale_source *source);
+void nib_check_scalar_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor);
+
+#endif

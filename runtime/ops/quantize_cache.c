@@ -1,0 +1,110 @@
+/* quantization.nvfp4_quantize_paged_kv_cache */
+#include <string.h>
+
+#include "check.h"
+
+struct half_cache { /* K or V */
+  nib_tensor *source;
+  nib_scale_source given_source;
+  struct nib_scale given;
+  nib_tensor **data, **sf, **scale;
+  bool interleaved;
+  enum nib_content amax_content, scale_content;
+};
+
+static nib_status create_results(nib_stream *stream, struct half_cache *half) {
+  nib_device *device = stream->device;
+  int64_t shape[4];
+  memcpy(shape, half->source->shape, sizeof shape);
+  shape[3] = half->source->shape[3] / 2;
+  nib_status status = nib_tensor_create(device, NIB_UINT8, 4, shape, half->data);
+  shape[3] = half->source->shape[3] / 16;
+  if (status == NIB_OK) status = nib_tensor_create(device, NIB_FLOAT8_E4M3FN, 4, shape, half->sf);
+  if (status == NIB_OK) status = nib_tensor_create(device, NIB_FLOAT32, 1, (int64_t[]){ 1 }, half->scale);
+  return status;
+}
+
+static nib_status launch_half(struct nib_check *c, nib_layout layout, struct half_cache *half) {
+  nib_stream *stream = c->stream;
+  nib_tensor *source = half->source;
+  struct nib_axes axes = nib_layout_axes(layout);
+  struct nib_pool pool = { -1, -1, -1 };
+  int64_t width = -1, blocks = -1;
+  struct nib_quantize_cache_params params = {
+    .source = nib_tensor_data(source),
+    .source_page_stride = source->stride[0],
+    .source_token_stride = source->stride[axes.token],
+    .source_head_stride = source->stride[axes.head],
+    .data = nib_check_paged(c, "k_cache", *half->data, NIB_BIT(NIB_UINT8), layout, &pool, &width, true),
+    .sf = nib_check_paged(c, "k_cache", *half->sf, NIB_SCALES, layout, &pool, &blocks, true),
+    .global_sf = half->given,
+    .out_scale = nib_tensor_data(*half->scale),
+    .num_pages = pool.pages,
+    .page_size = pool.tokens,
+    .heads = pool.heads,
+    .head_dim = source->shape[3],
+    .type = (int32_t)source->dtype,
+    .interleaved = half->interleaved,
+    .amax_content = half->amax_content,
+    .scale_content = half->scale_content,
+    .fault = stream->device->fault,
+  };
+  nib_status status = c->status;
+  nib_tensor *amax = NULL;
+  if (status == NIB_OK && !half->given.pointer && !(half->given.value > 0)) {
+    status = nib_tensor_create(stream->device, NIB_FLOAT32, 1, (int64_t[]){ 1 }, &amax);
+    if (status == NIB_OK) status = nib_tensor_fill(stream, amax, NIB_REAL(0));
+    if (status == NIB_OK) {
+      params.amax = nib_tensor_data(amax);
+      struct nib_amax_params scan = { params.source,    params.source_page_stride, params.source_token_stride, params.source_head_stride,
+                                      params.num_pages, params.page_size,          params.heads,               params.head_dim,
+                                      params.type,      nib_tensor_data(amax) };
+      struct nib_access accesses[] = { { source, false }, { amax, true } };
+      status = nib_launch(stream, c->operation, NIB_KERNEL_AMAX, &scan, sizeof scan, accesses, 2);
+    }
+  }
+  struct nib_access accesses[] = { { source, false },     { amax, false },    { half->given_source.tensor, false },
+                                   { *half->data, true }, { *half->sf, true }, { *half->scale, true } };
+  if (status == NIB_OK) status = nib_launch(stream, c->operation, NIB_KERNEL_QUANTIZE_CACHE, &params, sizeof params, accesses, 6);
+  nib_tensor_release(amax);
+  return status;
+}
+
+nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out) {
+  memset(out, 0, sizeof *out);
+  struct nib_check c = nib_check_begin(stream, "quantization.nvfp4_quantize_paged_kv_cache");
+  const char *meaning = desc->kv_layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, head_dim] (HND)"
+                                                   : "[num_pages, page_size, num_kv_heads, head_dim] (NHD)";
+  struct half_cache halves[2] = {
+    { .source = desc->k_cache, .data = &out->k, .sf = &out->k_sf, .scale = &out->k_scale,
+      .amax_content = NIB_CONTENT_K_CACHE, .scale_content = NIB_CONTENT_K_GLOBAL_SF },
+    { .source = desc->v_cache, .data = &out->v, .sf = &out->v_sf, .scale = &out->v_scale, .interleaved = true,
+      .amax_content = NIB_CONTENT_V_CACHE, .scale_content = NIB_CONTENT_V_GLOBAL_SF },
+  };
+  nib_check_tensor(&c, "k_cache", desc->k_cache, NIB_HALVES, 4, NULL, meaning);
+  if (c.status != NIB_OK) return c.status;
+  nib_check_last_contiguous(&c, "k_cache", desc->k_cache);
+  nib_check_multiple(&c, "k_cache", "head_dim", desc->k_cache->shape[3], 64);
+  nib_check_multiple(&c, "k_cache", "page_size", desc->k_cache->shape[nib_layout_axes(desc->kv_layout).token], 4);
+  nib_check_tensor(&c, "v_cache", desc->v_cache, NIB_BIT(desc->k_cache->dtype), 4, desc->k_cache->shape, meaning);
+  if (c.status == NIB_OK) nib_check_last_contiguous(&c, "v_cache", desc->v_cache);
+  if (desc->has_k_global_sf) {
+    halves[0].given_source = desc->k_global_sf;
+    halves[0].given = nib_check_scale(&c, "k_global_sf", &desc->k_global_sf);
+  }
+  if (desc->has_v_global_sf) {
+    halves[1].given_source = desc->v_global_sf;
+    halves[1].given = nib_check_scale(&c, "v_global_sf", &desc->v_global_sf);
+  }
+  nib_status status = c.status;
+  for (int i = 0; status == NIB_OK && i < 2; i++) status = create_results(stream, &halves[i]);
+  for (int i = 0; status == NIB_OK && i < 2; i++) status = launch_half(&c, desc->kv_layout, &halves[i]);
+  if (status == NIB_OK) return NIB_OK;
+  for (int i = 0; i < 2; i++) {
+    nib_tensor_release(*halves[i].data);
+    nib_tensor_release(*halves[i].sf);
+    nib_tensor_release(*halves[i].scale);
+  }
+  memset(out, 0, sizeof *out);
+  return status;
+}

@@ -1,0 +1,50 @@
+/* quantization.swizzle_v_scales */
+#include "check.h"
+
+/* The bytes from a tensor's first element to behind its last. */
+static int64_t extent(const nib_tensor *tensor) {
+  int64_t last = 0;
+  for (int32_t i = 0; i < tensor->ndim; i++) last += (tensor->shape[i] - 1) * tensor->stride[i];
+  return (last + 1) * (int64_t)nib_dtype_bytes(tensor->dtype);
+}
+
+/* Conservative: views that interleave without touching count as overlapping. */
+static bool overlap(const nib_tensor *a, const nib_tensor *b) {
+  if (a->storage != b->storage) return false;
+  return a->offset_bytes < b->offset_bytes + extent(b) && b->offset_bytes < a->offset_bytes + extent(a);
+}
+
+nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout kv_layout, bool inverse, nib_tensor *out,
+                                nib_tensor **result) {
+  *result = NULL;
+  struct nib_check c = nib_check_begin(stream, "quantization.swizzle_v_scales");
+  struct nib_pool pool = { -1, -1, -1 };
+  int64_t blocks = -1;
+  struct nib_swizzle_params params = { .inverse = inverse };
+  params.source = nib_check_paged(&c, "v_sf", v_sf, NIB_SCALES, kv_layout, &pool, &blocks, false);
+  if (c.status != NIB_OK) return c.status;
+  nib_check_multiple(&c, "v_sf", "page_size", pool.tokens, 4);
+  nib_check_multiple(&c, "v_sf", "the last dimension (head_dim / 16)", blocks, 4);
+  if (out) {
+    params.destination = nib_check_paged(&c, "out", out, NIB_BIT(v_sf->dtype), kv_layout, &pool, &blocks, true);
+    bool empty = c.status != NIB_OK || nib_tensor_numel(out) == 0;
+    if (!empty && overlap(v_sf, out)) nib_check_fail(&c, "out", "expected a tensor that does not overlap v_sf, got one that does");
+  }
+  if (c.status != NIB_OK) return c.status;
+  nib_tensor *target;
+  nib_status status = out ? nib_tensor_alias(out, &target) : nib_tensor_create(stream->device, v_sf->dtype, 4, v_sf->shape, &target);
+  if (status != NIB_OK) return status;
+  if (!out) params.destination = nib_check_paged(&c, "out", target, NIB_SCALES, kv_layout, &pool, &blocks, true);
+  params.num_pages = pool.pages;
+  params.heads = pool.heads;
+  params.page_size = pool.tokens;
+  params.blocks = blocks;
+  struct nib_access accesses[] = { { v_sf, false }, { target, true } };
+  if (pool.pages > 0 && pool.heads > 0)
+    status = nib_launch(stream, c.operation, NIB_KERNEL_SWIZZLE, &params, sizeof params, accesses, 2);
+  if (status != NIB_OK)
+    nib_tensor_release(target);
+  else
+    *result = target;
+  return status;
+}

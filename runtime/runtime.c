@@ -1,0 +1,290 @@
+/* Runtimes: configuration, host memory, errors, devices, closing. */
+#define _POSIX_C_SOURCE 200809L
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backend.h"
+
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
+
+const char *nib_status_name(nib_status status) {
+  static const char *const names[] = {
+#define X(name, text) #name,
+    NIB_STATUS_LIST(X)
+#undef X
+  };
+  return (unsigned)status < NIB_STATUS_COUNT ? names[status] : "?";
+}
+
+const char *nib_status_text(nib_status status) {
+  static const char *const texts[] = {
+#define X(name, text) text,
+    NIB_STATUS_LIST(X)
+#undef X
+  };
+  return (unsigned)status < NIB_STATUS_COUNT ? texts[status] : "?";
+}
+
+uint32_t nib_abi_version(void) { return NIB_ABI_VERSION; }
+const char *nib_version(void) { return NIB_VERSION; }
+
+/* ---- Host memory --------------------------------------------------------------------------------------------------- */
+
+static void *allocate_default(void *user, void *pointer, size_t old_size, size_t new_size) {
+  (void)user, (void)old_size;
+  if (new_size == 0) {
+    free(pointer);
+    return NULL;
+  }
+  return realloc(pointer, new_size);
+}
+
+void *nib_reallocate(nib_runtime *rt, void *pointer, size_t old_bytes, size_t new_bytes) {
+  return rt->config.allocate(rt->config.user, pointer, old_bytes, new_bytes);
+}
+
+void *nib_allocate(nib_runtime *rt, size_t bytes) { return nib_reallocate(rt, NULL, 0, bytes); }
+
+void *nib_allocate_zero(nib_runtime *rt, size_t bytes) {
+  void *pointer = nib_allocate(rt, bytes);
+  if (pointer) memset(pointer, 0, bytes);
+  return pointer;
+}
+
+void nib_free(nib_runtime *rt, void *pointer, size_t bytes) {
+  if (pointer) nib_reallocate(rt, pointer, bytes, 0);
+}
+
+/* ---- Errors -------------------------------------------------------------------------------------------------------- */
+
+nib_status nib_fail(nib_runtime *rt, nib_status status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(rt->error, sizeof rt->error, format, arguments);
+  va_end(arguments);
+  if (rt->config.log) rt->config.log(rt->config.user, NIB_LOG_DEBUG, rt->error);
+  return status;
+}
+
+nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes) {
+  return nib_fail(rt, NIB_MEMORY, "%s: memory: expected %zu bytes more, got none (out of memory)", what, bytes);
+}
+
+const char *nib_error(const nib_runtime *rt) { return rt->error; }
+void *nib_runtime_user(const nib_runtime *rt) { return rt->config.user; }
+
+/* A process id instead of a fork handler: the library installs nothing in the host's process. */
+bool nib_is_forked(const nib_runtime *rt) { return rt->process != (int32_t)getpid(); }
+
+nib_status nib_enter(nib_runtime *rt) {
+  if (rt->closed) return nib_fail(rt, NIB_CLOSED, "runtime: state: expected an open runtime, got a closed one");
+  if (nib_is_forked(rt))
+    return nib_fail(rt, NIB_FORKED, "runtime: process: expected the process that created it (%d), got its child %d after fork",
+                    (int)rt->process, (int)getpid());
+  return NIB_OK;
+}
+
+nib_status nib_check_not_capturing(nib_device *device, const char *operation) {
+  if (!device->capture) return NIB_OK;
+  return nib_fail(device->runtime, NIB_CAPTURING,
+                  "%s: device: expected no capture in progress, got %s capturing (values and waits come after it)", operation,
+                  device->info.name);
+}
+
+nib_status nib_take_fault(nib_device *device) {
+  static const char *const operations[] = {
+#define X(symbol, name) name,
+    NIB_OPERATION_LIST(X)
+#undef X
+  };
+  static const struct {
+    const char *parameter, *expectation;
+  } contents[] = {
+#define X(symbol, parameter, expectation) { parameter, expectation },
+    NIB_CONTENT_LIST(X)
+#undef X
+  };
+  struct nib_fault *fault = device->fault;
+  if (!fault) return NIB_OK; /* a device that nobody used yet */
+  if (__atomic_load_n(&fault->state, __ATOMIC_ACQUIRE) != 2) return NIB_OK;
+  char value[48];
+  if (!fault->is_float)
+    snprintf(value, sizeof value, "%lld", (long long)fault->integer);
+  else if (isnan(fault->real))
+    snprintf(value, sizeof value, "nan");
+  else
+    snprintf(value, sizeof value, "%.9g", fault->real);
+  uint32_t operation = fault->operation, content = fault->content;
+  int64_t index = fault->index;
+  __atomic_store_n(&fault->state, 0, __ATOMIC_RELEASE);
+  if (operation >= NIB_OPERATION_COUNT || content >= NIB_CONTENT_COUNT) /* a user's kernel wrote nonsense */
+    return nib_fail(device->runtime, NIB_FAULT, "kernel: fault: expected a known fault, got %u/%u (content fault on %s)",
+                    operation, content, device->info.name);
+  return nib_fail(device->runtime, NIB_FAULT, "%s: %s: expected %s, got %s at index %lld (content fault on %s)",
+                  operations[operation], contents[content].parameter, contents[content].expectation, value,
+                  (long long)index, device->info.name);
+}
+
+/* ---- Time ---------------------------------------------------------------------------------------------------------- */
+
+int64_t nib_now_us(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
+  if (timeout_us < 0) return -1;
+  int64_t left = timeout_us - (nib_now_us() - start_us);
+  return left > 0 ? left : 0;
+}
+
+/* ---- Creating and closing ------------------------------------------------------------------------------------------ */
+
+static void close_device(nib_device *device) {
+  if (!device->backend) return;
+  nib_capture_close(device);
+  for (nib_stream *stream = device->streams; stream; stream = stream->next)
+    if (stream->impl) device->backend->wait(stream, stream->submitted, -1);
+  nib_reap(device, 0);
+  for (struct nib_storage *storage = device->storages; storage; storage = storage->next) {
+    device->backend->memory_free(device, storage->data, storage->bytes, &storage->deferred.uses);
+    storage->data = NULL;
+  }
+  device->storages = NULL;
+  for (nib_stream *stream = device->streams; stream; stream = stream->next)
+    if (stream->impl) device->backend->stream_close(stream);
+  device->backend->device_close(device);
+}
+
+static void free_runtime(nib_runtime *rt) {
+  for (int32_t i = 0; i < rt->device_count; i++) {
+    nib_stream *next;
+    for (nib_stream *stream = rt->devices[i].streams; stream; stream = next) {
+      next = stream->next;
+      nib_free(rt, stream->frontier, sizeof *stream->frontier * (size_t)stream->frontier_capacity);
+      nib_free(rt, stream, sizeof *stream);
+    }
+  }
+  nib_free(rt, rt, sizeof *rt);
+}
+
+void nib_handle_added(nib_runtime *rt) { rt->handles++; }
+
+void nib_handle_removed(nib_runtime *rt) {
+  if (--rt->handles == 0 && rt->closed && !nib_is_forked(rt)) free_runtime(rt);
+}
+
+nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
+  *out = NULL;
+  nib_config zero = { 0 };
+  nib_config settings = config ? *config : zero;
+  if (settings.abi_version != 0 && settings.abi_version != NIB_ABI_VERSION) return NIB_INVALID;
+  if (settings.threads < 0 || settings.threads > 4096 || settings.index_base < 0 || settings.index_base > 1) return NIB_INVALID;
+  if (!settings.allocate) settings.allocate = allocate_default;
+  nib_runtime *rt = settings.allocate(settings.user, NULL, 0, sizeof *rt);
+  if (!rt) return NIB_MEMORY;
+  memset(rt, 0, sizeof *rt);
+  rt->config = settings;
+  rt->process = (int32_t)getpid();
+  nib_device *cpu = &rt->devices[0];
+  cpu->runtime = rt;
+  rt->device_count = 1;
+  nib_status status = nib_cpu_open(rt, cpu);
+  if (status == NIB_OK) status = nib_device_open(cpu);
+  if (status != NIB_OK) {
+    nib_runtime_close(rt);
+    return status;
+  }
+  *out = rt;
+  return NIB_OK;
+}
+
+void nib_runtime_close(nib_runtime *rt) {
+  if (!rt || rt->closed || nib_is_forked(rt)) return; /* a child has none of the threads, and maybe locks that nobody frees */
+  for (int32_t i = 0; i < rt->device_count; i++) close_device(&rt->devices[i]);
+  rt->closed = true;
+  if (rt->handles == 0) free_runtime(rt);
+}
+
+nib_status nib_tick(nib_runtime *rt, int64_t budget_us) {
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  int64_t deadline = budget_us > 0 ? nib_now_us() + budget_us : 0;
+  for (int32_t i = 0; i < rt->device_count; i++)
+    if (rt->devices[i].backend) nib_reap(&rt->devices[i], deadline);
+  return NIB_OK;
+}
+
+/* ---- Devices ------------------------------------------------------------------------------------------------------- */
+
+int32_t nib_device_count(const nib_runtime *rt) { return rt->device_count; }
+
+nib_device *nib_device_at(nib_runtime *rt, int32_t index) {
+  return index >= 0 && index < rt->device_count ? &rt->devices[index] : NULL;
+}
+
+const nib_device_info *nib_device_get_info(const nib_device *device) { return &device->info; }
+nib_runtime *nib_device_runtime(const nib_device *device) { return device->runtime; }
+
+nib_status nib_device_open(nib_device *device) {
+  if (device->default_stream) return NIB_OK;
+  if (!device->info.available) return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: %s", device->info.name, device->info.reason);
+  nib_status status = device->backend->device_open ? device->backend->device_open(device) : NIB_OK;
+  return status != NIB_OK ? status : nib_stream_open_default(device);
+}
+
+nib_stream *nib_device_default_stream(nib_device *device) {
+  if (!device->default_stream && nib_enter(device->runtime) == NIB_OK) nib_device_open(device);
+  return device->default_stream;
+}
+
+bool nib_device_is_capturing(const nib_device *device) { return device->capture != NULL; }
+
+nib_memory_info nib_device_memory(nib_device *device) {
+  if (!device->runtime->closed && !nib_is_forked(device->runtime)) nib_reap(device, 0);
+  return device->memory;
+}
+
+nib_status nib_device_find(nib_runtime *rt, const char *name, nib_device **out) {
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  for (int32_t i = 0; i < rt->device_count; i++) {
+    nib_device *device = &rt->devices[i];
+    if (strcmp(device->info.name, name) != 0) continue;
+    status = nib_device_open(device);
+    if (status == NIB_OK) *out = device;
+    return status;
+  }
+  if (strncmp(name, "cuda", 4) == 0)
+    return nib_fail(rt, NIB_UNAVAILABLE, "%.64s: this build of nibble has no CUDA device", name);
+  return nib_fail(rt, NIB_UNAVAILABLE, "\"%.64s\" is no device: expected \"cpu\" or \"cuda:N\"", name);
+}
+
+nib_device *nib_device_best(nib_runtime *rt) {
+  for (int32_t i = 1; i < rt->device_count; i++)
+    if (rt->devices[i].info.available && nib_device_open(&rt->devices[i]) == NIB_OK) return &rt->devices[i];
+  return &rt->devices[0];
+}
+
+nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us) {
+  nib_status status = nib_enter(device->runtime);
+  if (status == NIB_OK) status = nib_check_not_capturing(device, "synchronize");
+  if (status != NIB_OK) return status;
+  int64_t start = nib_now_us();
+  for (nib_stream *stream = device->streams; stream; stream = stream->next) {
+    status = device->backend->wait(stream, stream->submitted, nib_time_left(start, timeout_us));
+    if (status != NIB_OK) return status;
+  }
+  nib_reap(device, 0);
+  for (nib_stream *stream = device->streams; stream; stream = stream->next) {
+    status = device->backend->take_error(stream);
+    if (status != NIB_OK) return status;
+  }
+  return nib_take_fault(device);
+}

@@ -1,0 +1,251 @@
+/* Streams and events: what is the same on every device. */
+#include <string.h>
+
+#include "backend.h"
+
+/* ---- Streams ------------------------------------------------------------------------------------------------------- */
+
+static nib_status open_stream(nib_device *device, int32_t priority, nib_stream **out) {
+  nib_runtime *rt = device->runtime;
+  /* Streams are recycled: threads and driver objects stay, and tickets in old entries remain true. */
+  for (nib_stream *stream = device->streams; stream; stream = stream->next)
+    if (stream->released && !stream->capture && stream->priority == priority && device->backend->reached(stream, stream->submitted)) {
+      device->backend->take_error(stream); /* nobody waited for it */
+      stream->released = false;
+      stream->id = ++rt->last_stream_id;
+      *out = stream;
+      return NIB_OK;
+    }
+  nib_stream *stream = nib_allocate_zero(rt, sizeof *stream);
+  if (!stream) return nib_fail_memory(rt, "stream", sizeof *stream);
+  stream->device = device;
+  stream->priority = priority;
+  nib_status status = device->backend->stream_open(stream);
+  if (status != NIB_OK) {
+    nib_free(rt, stream, sizeof *stream);
+    return status;
+  }
+  stream->id = ++rt->last_stream_id;
+  nib_stream **last = &device->streams;
+  while (*last) last = &(*last)->next;
+  *last = stream;
+  *out = stream;
+  return NIB_OK;
+}
+
+nib_status nib_stream_open_default(nib_device *device) { return open_stream(device, 0, &device->default_stream); }
+
+nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **out) {
+  *out = NULL;
+  nib_status status = nib_enter(device->runtime);
+  if (status == NIB_OK) status = nib_device_open(device);
+  if (status == NIB_OK) status = open_stream(device, priority < 0 ? -1 : 0, out);
+  if (status == NIB_OK) nib_handle_added(device->runtime);
+  return status;
+}
+
+void nib_stream_release(nib_stream *stream) {
+  if (!stream || stream == stream->device->default_stream || stream->released) return;
+  nib_runtime *rt = stream->device->runtime;
+  stream->released = true;
+  nib_handle_removed(rt);
+}
+
+nib_device *nib_stream_device(const nib_stream *stream) { return stream->device; }
+uint64_t nib_stream_id(const nib_stream *stream) { return stream->id; }
+bool nib_stream_is_capturing(const nib_stream *stream) { return stream->capture != NULL; }
+
+static nib_status check_open(nib_stream *stream, const char *operation) {
+  nib_status status = nib_enter(stream->device->runtime);
+  if (status != NIB_OK || !stream->released) return status;
+  return nib_fail(stream->device->runtime, NIB_STATE, "%s: stream: expected an open stream, got a released one", operation);
+}
+
+nib_status nib_check_stream(nib_stream *stream, const char *operation) {
+  nib_device *device = stream->device;
+  nib_status status = check_open(stream, operation);
+  if (status != NIB_OK) return status;
+  if (device->capture && !stream->capture)
+    return nib_fail(device->runtime, NIB_CAPTURING,
+                    "%s: stream: expected a stream that joined the capture on stream %llu (by waiting for one of its events), "
+                    "got stream %llu of %s",
+                    operation, (unsigned long long)device->capture->origin->id, (unsigned long long)stream->id, device->info.name);
+  return NIB_OK;
+}
+
+/* ---- Work ---------------------------------------------------------------------------------------------------------- */
+
+nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params, size_t bytes,
+                      const struct nib_access *accesses, int32_t access_count) {
+  nib_device *device = stream->device;
+  nib_status status = nib_check_stream(stream, operation);
+  if (status != NIB_OK) return status;
+  if (stream->capture) return nib_record(stream, kernel, params, bytes, accesses, access_count);
+  for (int32_t i = 0; i < access_count; i++) {
+    if (!accesses[i].tensor) continue;
+    status = nib_uses_reserve(device->runtime, device, &accesses[i].tensor->storage->deferred.uses);
+    if (status != NIB_OK) return status;
+  }
+  status = device->backend->launch(stream, kernel, params, bytes);
+  if (status != NIB_OK) return status;
+  stream->submitted++;
+  for (int32_t i = 0; i < access_count; i++)
+    if (accesses[i].tensor)
+      nib_uses_add(&accesses[i].tensor->storage->deferred.uses, stream, stream->submitted, accesses[i].write);
+  return NIB_OK;
+}
+
+nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user), void *user) {
+  nib_status status = nib_check_stream(stream, "stream:call");
+  if (status == NIB_OK) status = nib_check_not_capturing(stream->device, "stream:call");
+  if (status == NIB_OK) status = stream->device->backend->call(stream, function, user);
+  if (status == NIB_OK) stream->submitted++;
+  return status;
+}
+
+/* ---- Waiting ------------------------------------------------------------------------------------------------------- */
+
+nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
+  nib_device *device = stream->device;
+  nib_status status = nib_enter(device->runtime);
+  if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:synchronize");
+  if (status == NIB_OK) status = device->backend->wait(stream, stream->submitted, timeout_us);
+  if (status != NIB_OK) return status;
+  nib_reap(device, 0);
+  status = device->backend->take_error(stream);
+  return status != NIB_OK ? status : nib_take_fault(device);
+}
+
+nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us) {
+  int64_t start = uses->count ? nib_now_us() : 0;
+  nib_status status;
+  for (int32_t i = 0; i < uses->count; i++) {
+    struct nib_use *use = &uses->items[i];
+    uint64_t ticket = writes_only || use->write > use->read ? use->write : use->read;
+    status = device->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
+    if (status != NIB_OK) return status;
+  }
+  for (int32_t i = 0; i < uses->count; i++) {
+    status = uses->items[i].write ? device->backend->take_error(uses->items[i].stream) : NIB_OK;
+    if (status != NIB_OK) return status;
+  }
+  nib_uses_idle(device, uses);
+  return nib_take_fault(device);
+}
+
+/* ---- Events -------------------------------------------------------------------------------------------------------- */
+
+static void event_destroy(struct nib_deferred *self) {
+  nib_event *event = (nib_event *)self;
+  nib_runtime *rt = self->device->runtime;
+  if (!rt->closed) self->device->backend->event_destroy(event);
+  nib_uses_free(rt, &self->uses);
+  nib_free(rt, event->frontier, sizeof *event->frontier * (size_t)event->frontier_count);
+  nib_free(rt, event, sizeof *event);
+  nib_handle_removed(rt);
+}
+
+nib_status nib_event_record(nib_stream *stream, nib_event **out) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  *out = NULL;
+  nib_status status = check_open(stream, "stream:record"); /* no work, so that it is fine beside a capture */
+  if (status != NIB_OK) return status;
+  nib_event *event = nib_allocate_zero(rt, sizeof *event);
+  if (!event) return nib_fail_memory(rt, "event", sizeof *event);
+  event->deferred.device = device;
+  event->deferred.destroy = event_destroy;
+  event->stream = stream;
+  if (stream->capture) {
+    size_t bytes = sizeof *event->frontier * (size_t)stream->frontier_count;
+    event->capture_id = stream->capture->id;
+    if (bytes > 0 && !(event->frontier = nib_allocate(rt, bytes))) status = nib_fail_memory(rt, "event", bytes);
+    if (event->frontier) {
+      memcpy(event->frontier, stream->frontier, bytes);
+      event->frontier_count = stream->frontier_count;
+    }
+    if (status == NIB_OK && device->backend->captures_natively) status = device->backend->event_record(stream, event);
+  } else {
+    status = nib_uses_reserve(rt, device, &event->deferred.uses);
+    if (status == NIB_OK) status = device->backend->event_record(stream, event);
+    if (status == NIB_OK) {
+      event->ticket = ++stream->submitted;
+      nib_uses_add(&event->deferred.uses, stream, event->ticket, true);
+    }
+  }
+  if (status != NIB_OK) {
+    nib_uses_free(rt, &event->deferred.uses);
+    nib_free(rt, event->frontier, sizeof *event->frontier * (size_t)event->frontier_count);
+    nib_free(rt, event, sizeof *event);
+    return status;
+  }
+  nib_handle_added(rt);
+  *out = event;
+  return NIB_OK;
+}
+
+void nib_event_release(nib_event *event) {
+  if (event) nib_defer(&event->deferred);
+}
+
+nib_device *nib_event_device(const nib_event *event) { return event->deferred.device; }
+
+nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if (nib_event_device(event) != device)
+    return nib_fail(rt, NIB_INVALID, "stream:wait: event: expected an event of %s, got one of %s", device->info.name,
+                    nib_event_device(event)->info.name);
+  if (event->capture_id == 0) {
+    if (stream->capture)
+      return nib_fail(rt, NIB_CAPTURING,
+                      "stream:wait: event: expected an event recorded inside the capture, got one recorded before it (wait for it "
+                      "before the capture)");
+    status = nib_check_stream(stream, "stream:wait");
+    if (status != NIB_OK || event->stream == stream || device->backend->reached(event->stream, event->ticket)) return status;
+    status = device->backend->event_wait(stream, event);
+    if (status == NIB_OK) stream->submitted++;
+    return status;
+  }
+  if (!device->capture || device->capture->id != event->capture_id)
+    return nib_fail(rt, NIB_STATE, "stream:wait: event: expected an event of the open capture or of no capture, got one of a capture "
+                    "that has ended");
+  status = check_open(stream, "stream:wait");
+  if (status != NIB_OK) return status;
+  status = nib_frontier_join(stream, event->frontier, event->frontier_count);
+  if (status == NIB_OK && device->backend->captures_natively) status = device->backend->event_wait(stream, event);
+  return status;
+}
+
+static nib_status check_waitable(nib_event *event, const char *operation) {
+  nib_device *device = nib_event_device(event);
+  nib_status status = nib_enter(device->runtime);
+  if (status == NIB_OK) status = nib_check_not_capturing(device, operation);
+  if (status == NIB_OK && event->capture_id != 0)
+    status = nib_fail(device->runtime, NIB_STATE, "%s: event: expected an event outside of captures, got one recorded inside", operation);
+  return status;
+}
+
+nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us) {
+  nib_device *device = nib_event_device(event);
+  nib_status status = check_waitable(event, "event:synchronize");
+  if (status == NIB_OK) status = device->backend->wait(event->stream, event->ticket, timeout_us);
+  if (status == NIB_OK) status = device->backend->take_error(event->stream);
+  return status != NIB_OK ? status : nib_take_fault(device);
+}
+
+nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds) {
+  nib_device *device = nib_event_device(start);
+  *milliseconds = 0;
+  nib_status status = check_waitable(start, "event:elapsed");
+  if (status == NIB_OK) status = check_waitable(end, "event:elapsed");
+  if (status != NIB_OK) return status;
+  if (nib_event_device(end) != device)
+    return nib_fail(device->runtime, NIB_INVALID, "event:elapsed: later: expected an event of %s, got one of %s", device->info.name,
+                    nib_event_device(end)->info.name);
+  if (!device->backend->reached(start->stream, start->ticket) || !device->backend->reached(end->stream, end->ticket))
+    return NIB_TIMEOUT;
+  return device->backend->event_elapsed(start, end, milliseconds);
+}

@@ -1,0 +1,503 @@
+/* Storages, tensors and their views. */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend.h"
+
+/* ---- Element types ------------------------------------------------------------------------------------------------- */
+
+static const struct {
+  const char *name;
+  uint8_t bytes;
+  bool is_float;
+} dtypes[NIB_DTYPE_COUNT] = {
+  [NIB_FLOAT32] = { "float32", 4, true },
+  [NIB_FLOAT16] = { "float16", 2, true },
+  [NIB_BFLOAT16] = { "bfloat16", 2, true },
+  [NIB_FLOAT8_E4M3FN] = { "float8_e4m3fn", 1, true },
+  [NIB_UINT8] = { "uint8", 1, false },
+  [NIB_INT8] = { "int8", 1, false },
+  [NIB_UINT16] = { "uint16", 2, false },
+  [NIB_INT32] = { "int32", 4, false },
+  [NIB_INT64] = { "int64", 8, false },
+};
+
+_Static_assert((int)NIB_FLOAT32 == NIB_TYPE_FLOAT32 && (int)NIB_FLOAT16 == NIB_TYPE_FLOAT16 &&
+                   (int)NIB_BFLOAT16 == NIB_TYPE_BFLOAT16 && (int)NIB_FLOAT8_E4M3FN == NIB_TYPE_FLOAT8_E4M3FN &&
+                   (int)NIB_UINT8 == NIB_TYPE_UINT8 && (int)NIB_INT8 == NIB_TYPE_INT8 &&
+                   (int)NIB_UINT16 == NIB_TYPE_UINT16 && (int)NIB_INT32 == NIB_TYPE_INT32 &&
+                   (int)NIB_INT64 == NIB_TYPE_INT64 && NIB_MAX_NDIM == NIB_MAX_DIMS,
+               "nibble.h and params.h disagree");
+
+const char *nib_dtype_name(nib_dtype dtype) { return (unsigned)dtype < NIB_DTYPE_COUNT ? dtypes[dtype].name : "?"; }
+size_t nib_dtype_bytes(nib_dtype dtype) { return (unsigned)dtype < NIB_DTYPE_COUNT ? dtypes[dtype].bytes : 0; }
+bool nib_dtype_is_float(nib_dtype dtype) { return (unsigned)dtype < NIB_DTYPE_COUNT && dtypes[dtype].is_float; }
+
+bool nib_dtype_find(const char *name, nib_dtype *out) {
+  for (int i = 0; i < NIB_DTYPE_COUNT; i++)
+    if (strcmp(dtypes[i].name, name) == 0) {
+      *out = (nib_dtype)i;
+      return true;
+    }
+  return false;
+}
+
+/* ---- Storages ------------------------------------------------------------------------------------------------------ */
+
+static void storage_destroy(struct nib_deferred *self) {
+  struct nib_storage *storage = (struct nib_storage *)self;
+  nib_device *device = self->device;
+  nib_runtime *rt = device->runtime;
+  if (storage->data) { /* not when the runtime was closed before */
+    if (!device->backend->memory_free(device, storage->data, storage->bytes, &self->uses)) {
+      self->next = device->limbo;
+      device->limbo = self;
+      return;
+    }
+    device->memory.reserved_bytes -= storage->bytes;
+    if (storage->next) storage->next->previous = storage->previous;
+    if (storage->previous)
+      storage->previous->next = storage->next;
+    else
+      device->storages = storage->next;
+  }
+  nib_uses_free(rt, &self->uses);
+  nib_free(rt, storage, sizeof *storage);
+  nib_handle_removed(rt);
+}
+
+void nib_storage_retain(struct nib_storage *storage) { storage->references++; }
+
+void nib_storage_release(struct nib_storage *storage) {
+  if (--storage->references > 0) return;
+  storage->deferred.device->memory.used_bytes -= storage->bytes;
+  nib_defer(&storage->deferred);
+}
+
+static bool over_cap(const nib_device *device, size_t bytes) {
+  uint64_t cap = device->runtime->config.memory_cap;
+  return cap != 0 && (bytes > cap || device->memory.reserved_bytes > cap - bytes);
+}
+
+static nib_status storage_create(nib_device *device, size_t bytes, struct nib_storage **out) {
+  nib_runtime *rt = device->runtime;
+  nib_reap(device, 0);
+  if (over_cap(device, bytes)) nib_drain(device);
+  if (over_cap(device, bytes))
+    return nib_fail(rt, NIB_MEMORY, "tensor: memory: expected at most %llu bytes of tensors on %s (the cap), got %llu and %zu more",
+                    (unsigned long long)rt->config.memory_cap, device->info.name,
+                    (unsigned long long)device->memory.reserved_bytes, bytes);
+  struct nib_storage *storage = nib_allocate_zero(rt, sizeof *storage);
+  if (!storage) return nib_fail_memory(rt, "tensor", sizeof *storage);
+  nib_status status = device->backend->memory_allocate(device, bytes, &storage->data);
+  if (status == NIB_MEMORY) { /* once more, when nothing is held back by queued work */
+    nib_drain(device);
+    status = device->backend->memory_allocate(device, bytes, &storage->data);
+  }
+  if (status != NIB_OK) {
+    nib_free(rt, storage, sizeof *storage);
+    return status;
+  }
+  storage->deferred.device = device;
+  storage->deferred.destroy = storage_destroy;
+  storage->bytes = bytes;
+  storage->references = 1;
+  storage->next = device->storages;
+  if (storage->next) storage->next->previous = storage;
+  device->storages = storage;
+  device->memory.used_bytes += bytes;
+  device->memory.reserved_bytes += bytes;
+  if (device->memory.reserved_bytes > device->memory.peak_bytes) device->memory.peak_bytes = device->memory.reserved_bytes;
+  nib_handle_added(rt);
+  *out = storage;
+  return NIB_OK;
+}
+
+/* ---- Shapes -------------------------------------------------------------------------------------------------------- */
+
+int64_t nib_shape_numel(int32_t ndim, const int64_t *shape) {
+  int64_t numel = 1;
+  for (int32_t i = 0; i < ndim; i++) numel *= shape[i];
+  return numel;
+}
+
+static void write_sizes(int32_t ndim, const int64_t *sizes, char *text, size_t size) {
+  size_t used = (size_t)snprintf(text, size, "{");
+  for (int32_t i = 0; i < ndim && used < size; i++)
+    used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)sizes[i]);
+  if (used < size) snprintf(text + used, size - used, "}");
+}
+
+const char *nib_describe(const nib_tensor *tensor, char *text, size_t size) {
+  size_t used = (size_t)snprintf(text, size, "%s ", nib_dtype_name(tensor->dtype));
+  if (used < size) write_sizes(tensor->ndim, tensor->shape, text + used, size - used);
+  return text;
+}
+
+/* Sizes that are not negative and whose product in bytes stays below 2^62, whatever order they are multiplied in. */
+static nib_status check_shape(nib_runtime *rt, const char *operation, nib_dtype dtype, int32_t ndim, const int64_t *shape) {
+  if (ndim < 0 || ndim > NIB_MAX_NDIM)
+    return nib_fail(rt, NIB_INVALID, "%s: shape: expected at most %d dimensions, got %d", operation, NIB_MAX_NDIM, (int)ndim);
+  int64_t bytes = (int64_t)nib_dtype_bytes(dtype);
+  for (int32_t i = 0; i < ndim; i++) {
+    if (shape[i] < 0)
+      return nib_fail(rt, NIB_INVALID, "%s: shape: expected sizes >= 0, got %lld in dimension %lld", operation,
+                      (long long)shape[i], (long long)i + rt->config.index_base);
+    if (shape[i] > 1 && bytes > ((int64_t)1 << 62) / shape[i]) {
+      char text[NIB_DESCRIPTION];
+      write_sizes(ndim, shape, text, sizeof text);
+      return nib_fail(rt, NIB_INVALID, "%s: shape: expected less than 2^62 bytes, got %s of %s", operation, text,
+                      nib_dtype_name(dtype));
+    }
+    if (shape[i] > 1) bytes *= shape[i];
+  }
+  return NIB_OK;
+}
+
+static void set_compact_stride(nib_tensor *tensor) {
+  int64_t stride = 1;
+  for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
+    tensor->stride[i] = stride;
+    stride *= tensor->shape[i] > 1 ? tensor->shape[i] : 1;
+  }
+}
+
+/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+
+nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+  nib_runtime *rt = device->runtime;
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if ((unsigned)dtype >= NIB_DTYPE_COUNT)
+    return nib_fail(rt, NIB_INVALID, "tensor: dtype: expected a dtype, got %d", (int)dtype);
+  status = nib_device_open(device);
+  if (status != NIB_OK) return status;
+  status = check_shape(rt, "tensor", dtype, ndim, shape);
+  if (status != NIB_OK) return status;
+  nib_tensor *tensor = nib_allocate_zero(rt, sizeof *tensor);
+  if (!tensor) return nib_fail_memory(rt, "tensor", sizeof *tensor);
+  tensor->dtype = dtype;
+  tensor->ndim = ndim;
+  memcpy(tensor->shape, shape, sizeof *shape * (size_t)ndim);
+  set_compact_stride(tensor);
+  status = storage_create(device, (size_t)nib_shape_numel(ndim, shape) * nib_dtype_bytes(dtype), &tensor->storage);
+  if (status != NIB_OK) {
+    nib_free(rt, tensor, sizeof *tensor);
+    return status;
+  }
+  nib_handle_added(rt);
+  *out = tensor;
+  return NIB_OK;
+}
+
+void nib_tensor_release(nib_tensor *tensor) {
+  if (!tensor) return;
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  nib_storage_release(tensor->storage);
+  nib_free(rt, tensor, sizeof *tensor);
+  nib_handle_removed(rt);
+}
+
+nib_device *nib_tensor_device(const nib_tensor *tensor) { return nib_tensor_dev(tensor); }
+nib_dtype nib_tensor_dtype(const nib_tensor *tensor) { return tensor->dtype; }
+int32_t nib_tensor_ndim(const nib_tensor *tensor) { return tensor->ndim; }
+const int64_t *nib_tensor_shape(const nib_tensor *tensor) { return tensor->shape; }
+const int64_t *nib_tensor_stride(const nib_tensor *tensor) { return tensor->stride; }
+int64_t nib_tensor_numel(const nib_tensor *tensor) { return nib_shape_numel(tensor->ndim, tensor->shape); }
+
+void *nib_tensor_data(const nib_tensor *tensor) {
+  return tensor->storage->data ? (char *)tensor->storage->data + tensor->offset_bytes : NULL;
+}
+
+bool nib_tensor_is_contiguous(const nib_tensor *tensor) {
+  int64_t stride = 1;
+  for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
+    if (tensor->shape[i] == 0) return true;
+    if (tensor->shape[i] != 1 && tensor->stride[i] != stride) return false;
+    stride *= tensor->shape[i];
+  }
+  return true;
+}
+
+bool nib_tensor_same_view(const nib_tensor *a, const nib_tensor *b) {
+  return a->storage == b->storage && a->offset_bytes == b->offset_bytes && a->dtype == b->dtype && a->ndim == b->ndim &&
+         memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0 &&
+         memcmp(a->stride, b->stride, sizeof *a->stride * (size_t)a->ndim) == 0;
+}
+
+/* Sorted by stride, each dimension must step over all that the smaller ones reach. (Exact for every view that the other
+ * functions here make; as_strided can build disjoint ones that this takes for overlapping.) */
+bool nib_tensor_overlaps_itself(const nib_tensor *tensor) {
+  int32_t order[NIB_MAX_NDIM], n = 0;
+  for (int32_t i = 0; i < tensor->ndim; i++) {
+    if (tensor->shape[i] == 0) return false;
+    if (tensor->shape[i] == 1) continue;
+    int32_t at = n++;
+    for (; at > 0 && tensor->stride[order[at - 1]] > tensor->stride[i]; at--) order[at] = order[at - 1];
+    order[at] = i;
+  }
+  int64_t reach = 0;
+  for (int32_t i = 0; i < n; i++) {
+    if (tensor->stride[order[i]] <= reach) return true;
+    reach += (tensor->shape[order[i]] - 1) * tensor->stride[order[i]];
+  }
+  return false;
+}
+
+/* ---- Views --------------------------------------------------------------------------------------------------------- */
+
+/* A copy of the handle for a view to change, after the checks. */
+static nib_status new_view(const nib_tensor *tensor, nib_tensor **out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = nib_allocate(rt, sizeof **out);
+  if (!*out) return nib_fail_memory(rt, "tensor", sizeof **out);
+  **out = *tensor;
+  nib_storage_retain(tensor->storage);
+  nib_handle_added(rt);
+  return NIB_OK;
+}
+
+/* A dimension number as messages show it; wraps like the caller's own conversion did. */
+static long long shown(const nib_runtime *rt, int64_t index) {
+  return (long long)((uint64_t)index + (uint64_t)rt->config.index_base);
+}
+
+static nib_status check_dim(const nib_tensor *tensor, const char *operation, const char *name, int64_t dim) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  if (dim >= 0 && dim < tensor->ndim) return NIB_OK;
+  return nib_fail(rt, NIB_INVALID, "%s: %s: expected a dimension in %d..%lld, got %lld", operation, name,
+                  (int)rt->config.index_base, shown(rt, tensor->ndim - 1), shown(rt, dim));
+}
+
+nib_status nib_tensor_alias(nib_tensor *tensor, nib_tensor **out) {
+  *out = NULL;
+  nib_status status = nib_enter(nib_tensor_runtime(tensor));
+  return status != NIB_OK ? status : new_view(tensor, out);
+}
+
+nib_status nib_tensor_narrow(nib_tensor *tensor, int64_t dim, int64_t start, int64_t length, nib_tensor **out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status == NIB_OK) status = check_dim(tensor, "tensor:narrow", "dim", dim);
+  if (status != NIB_OK) return status;
+  int64_t size = tensor->shape[dim];
+  if (start < 0 || start > size)
+    return nib_fail(rt, NIB_INVALID, "tensor:narrow: start: expected an index in %d..%lld, got %lld", (int)rt->config.index_base,
+                    shown(rt, size), shown(rt, start));
+  if (length < 0 || length > size - start)
+    return nib_fail(rt, NIB_INVALID, "tensor:narrow: length: expected 0..%lld from start %lld in a dimension of size %lld, got %lld",
+                    (long long)(size - start), shown(rt, start), (long long)size, (long long)length);
+  status = new_view(tensor, out);
+  if (status != NIB_OK) return status;
+  (*out)->shape[dim] = length;
+  (*out)->offset_bytes += start * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
+  if (length == 0) (*out)->offset_bytes = tensor->offset_bytes; /* never past the end of the storage */
+  return NIB_OK;
+}
+
+nib_status nib_tensor_select(nib_tensor *tensor, int64_t dim, int64_t index, nib_tensor **out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status == NIB_OK) status = check_dim(tensor, "tensor:select", "dim", dim);
+  if (status != NIB_OK) return status;
+  if (index < 0 || index >= tensor->shape[dim])
+    return nib_fail(rt, NIB_INVALID, "tensor:select: index: expected an index in %d..%lld, got %lld", (int)rt->config.index_base,
+                    shown(rt, tensor->shape[dim] - 1), shown(rt, index));
+  status = new_view(tensor, out);
+  if (status != NIB_OK) return status;
+  nib_tensor *view = *out;
+  view->ndim--;
+  for (int32_t i = (int32_t)dim; i < view->ndim; i++) {
+    view->shape[i] = tensor->shape[i + 1];
+    view->stride[i] = tensor->stride[i + 1];
+  }
+  if (nib_tensor_numel(view) > 0) view->offset_bytes += index * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
+  return NIB_OK;
+}
+
+/* Strides for another shape over the same elements: the old dimensions, merged where memory allows it, are cut anew. */
+static bool view_stride(const nib_tensor *tensor, int32_t ndim, const int64_t *shape, int64_t *stride) {
+  int32_t from = tensor->ndim - 1, to = ndim - 1;
+  while (from >= 0 || to >= 0) {
+    while (from >= 0 && tensor->shape[from] == 1) from--;
+    if (from < 0) { /* only ones are left */
+      for (; to >= 0; to--) stride[to] = to + 1 < ndim ? stride[to + 1] * shape[to + 1] : 1;
+      return true;
+    }
+    int64_t step = tensor->stride[from], chunk = tensor->shape[from];
+    while (--from >= 0 && (tensor->shape[from] == 1 || tensor->stride[from] == step * chunk)) chunk *= tensor->shape[from];
+    while (to >= 0 && (chunk > 1 || shape[to] == 1)) {
+      if (chunk % shape[to] != 0) return false;
+      stride[to] = step;
+      step *= shape[to];
+      chunk /= shape[to--];
+    }
+    if (chunk > 1) return false;
+  }
+  return true;
+}
+
+nib_status nib_tensor_view(nib_tensor *tensor, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  char want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
+  if (ndim < 0 || ndim > NIB_MAX_NDIM) return check_shape(rt, "tensor:view", tensor->dtype, ndim, shape);
+  int64_t sizes[NIB_MAX_NDIM] = { 0 }, numel = nib_tensor_numel(tensor);
+  int32_t open = -1;
+  for (int32_t i = 0; i < ndim; i++) {
+    sizes[i] = shape[i];
+    if (shape[i] != -1) continue;
+    if (open >= 0) return nib_fail(rt, NIB_INVALID, "tensor:view: shape: expected at most one -1, got two");
+    open = i;
+    sizes[i] = 1;
+  }
+  status = check_shape(rt, "tensor:view", tensor->dtype, ndim, sizes);
+  if (status != NIB_OK) return status;
+  int64_t rest = nib_shape_numel(ndim, sizes);
+  if (open >= 0 && rest > 0) sizes[open] = numel / rest;
+  write_sizes(ndim, shape, want, sizeof want);
+  if ((open >= 0 && rest == 0) || nib_shape_numel(ndim, sizes) != numel)
+    return nib_fail(rt, NIB_INVALID, "tensor:view: shape: expected a shape of %lld elements, got %s", (long long)numel, want);
+  int64_t stride[NIB_MAX_NDIM];
+  if (numel > 0 && !view_stride(tensor, ndim, sizes, stride))
+    return nib_fail(rt, NIB_INVALID, "tensor:view: shape: expected a shape that the strides allow (use contiguous first), got %s for %s",
+                    want, nib_describe(tensor, have, sizeof have));
+  status = new_view(tensor, out);
+  if (status != NIB_OK) return status;
+  (*out)->ndim = ndim;
+  memcpy((*out)->shape, sizes, sizeof *sizes * (size_t)ndim);
+  if (numel > 0)
+    memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
+  else
+    set_compact_stride(*out);
+  return NIB_OK;
+}
+
+nib_status nib_tensor_permute(nib_tensor *tensor, int32_t ndim, const int64_t *dims, nib_tensor **out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if (ndim != tensor->ndim)
+    return nib_fail(rt, NIB_INVALID, "tensor:permute: dims: expected %d dimensions, got %d", (int)tensor->ndim, (int)ndim);
+  unsigned seen = 0;
+  for (int32_t i = 0; i < ndim; i++) {
+    status = check_dim(tensor, "tensor:permute", "dims", dims[i]);
+    if (status != NIB_OK) return status;
+    if (seen & 1u << dims[i])
+      return nib_fail(rt, NIB_INVALID, "tensor:permute: dims: expected each dimension once, got %lld twice", shown(rt, dims[i]));
+    seen |= 1u << dims[i];
+  }
+  status = new_view(tensor, out);
+  if (status != NIB_OK) return status;
+  for (int32_t i = 0; i < ndim; i++) {
+    (*out)->shape[i] = tensor->shape[dims[i]];
+    (*out)->stride[i] = tensor->stride[dims[i]];
+  }
+  return NIB_OK;
+}
+
+nib_status nib_tensor_expand(nib_tensor *tensor, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  char have[NIB_DESCRIPTION];
+  if (ndim < tensor->ndim || ndim > NIB_MAX_NDIM)
+    return nib_fail(rt, NIB_INVALID, "tensor:expand: shape: expected %d..%d dimensions, got %d", (int)tensor->ndim, NIB_MAX_NDIM,
+                    (int)ndim);
+  int64_t sizes[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
+  for (int32_t i = 0; i < ndim; i++) {
+    int32_t from = i - (ndim - tensor->ndim);
+    int64_t size = from >= 0 ? tensor->shape[from] : 1;
+    sizes[i] = shape[i] == -1 && from >= 0 ? size : shape[i];
+    stride[i] = from >= 0 && size == sizes[i] ? tensor->stride[from] : 0;
+    if (size != sizes[i] && (size != 1 || sizes[i] < 0))
+      return nib_fail(rt, NIB_INVALID, "tensor:expand: shape: expected size %lld%s in dimension %lld of %s, got %lld",
+                      (long long)size, size == 1 ? " or more" : "", shown(rt, i),
+                      nib_describe(tensor, have, sizeof have), (long long)shape[i]);
+  }
+  status = check_shape(rt, "tensor:expand", tensor->dtype, ndim, sizes);
+  if (status == NIB_OK) status = new_view(tensor, out);
+  if (status != NIB_OK) return status;
+  (*out)->ndim = ndim;
+  memcpy((*out)->shape, sizes, sizeof *sizes * (size_t)ndim);
+  memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
+  return NIB_OK;
+}
+
+nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset,
+                                 nib_tensor **out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status == NIB_OK) status = check_shape(rt, "tensor:as_strided", tensor->dtype, ndim, shape);
+  if (status != NIB_OK) return status;
+  /* All in elements of the storage; nothing below can overflow, as the storage is smaller than 2^62 bytes. */
+  int64_t item = (int64_t)nib_dtype_bytes(tensor->dtype);
+  int64_t before = tensor->offset_bytes / item, size = (int64_t)tensor->storage->bytes / item;
+  if (tensor->offset_bytes % item != 0) size = before + ((int64_t)tensor->storage->bytes - tensor->offset_bytes) / item;
+  if (offset < -before || offset > size - before)
+    return nib_fail(rt, NIB_INVALID, "tensor:as_strided: offset: expected %lld..%lld elements, got %lld", (long long)-before,
+                    (long long)(size - before), (long long)offset);
+  int64_t last = before + offset, numel = nib_shape_numel(ndim, shape);
+  for (int32_t i = 0; i < ndim; i++) {
+    if (stride[i] < 0)
+      return nib_fail(rt, NIB_INVALID, "tensor:as_strided: stride: expected strides >= 0, got %lld in dimension %lld",
+                      (long long)stride[i], shown(rt, i));
+    if (numel == 0 || shape[i] == 1 || stride[i] == 0) continue;
+    if (stride[i] > (size - 1 - last) / (shape[i] - 1)) {
+      return nib_fail(rt, NIB_INVALID,
+                      "tensor:as_strided: stride: expected a view inside the storage of %lld elements, got stride %lld over %lld "
+                      "elements in dimension %lld",
+                      (long long)size, (long long)stride[i], (long long)shape[i], shown(rt, i));
+    }
+    last += (shape[i] - 1) * stride[i];
+  }
+  if (numel > 0 && last >= size)
+    return nib_fail(rt, NIB_INVALID, "tensor:as_strided: offset: expected an element of the storage, got the end (%lld)",
+                    (long long)offset);
+  status = new_view(tensor, out);
+  if (status != NIB_OK) return status;
+  (*out)->ndim = ndim;
+  (*out)->offset_bytes += numel > 0 ? offset * item : 0;
+  memcpy((*out)->shape, shape, sizeof *shape * (size_t)ndim);
+  memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
+  return NIB_OK;
+}
+
+nib_status nib_tensor_reinterpret(nib_tensor *tensor, nib_dtype dtype, nib_tensor **out) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  char have[NIB_DESCRIPTION];
+  if ((unsigned)dtype >= NIB_DTYPE_COUNT)
+    return nib_fail(rt, NIB_INVALID, "tensor:reinterpret: dtype: expected a dtype, got %d", (int)dtype);
+  int64_t old_item = (int64_t)nib_dtype_bytes(tensor->dtype), item = (int64_t)nib_dtype_bytes(dtype);
+  nib_tensor view = *tensor;
+  view.dtype = dtype;
+  if (item != old_item) {
+    int32_t last = tensor->ndim - 1;
+    bool fits = last >= 0 && (tensor->stride[last] == 1 || tensor->shape[last] <= 1) &&
+                tensor->shape[last] * old_item % item == 0 && tensor->offset_bytes % item == 0;
+    for (int32_t i = 0; fits && i < last; i++) {
+      fits = tensor->shape[i] <= 1 || tensor->stride[i] * old_item % item == 0;
+      view.stride[i] = tensor->stride[i] * old_item / item;
+    }
+    if (!fits)
+      return nib_fail(rt, NIB_INVALID,
+                      "tensor:reinterpret: dtype: expected a last dimension, strides and an offset that %s elements divide, got %s",
+                      nib_dtype_name(dtype), nib_describe(tensor, have, sizeof have));
+    view.shape[last] = tensor->shape[last] * old_item / item;
+    view.stride[last] = 1;
+  }
+  status = new_view(tensor, out);
+  if (status == NIB_OK) **out = view;
+  return status;
+}
