@@ -1,0 +1,126 @@
+/* Capture and graphs. */
+#include <string.h>
+
+#include "args.h"
+
+static nib_graph *check_graph(lua_State *L, const char *operation) {
+  return nib_lua_check(L, operation, "self", 1, NIB_LUA_GRAPH)->graph;
+}
+
+/* ---- Capture ----------------------------------------------------------------------------------------------------------------- */
+
+/* Captures what the function on the top of the stack does on the stream at an index, and pops it. The capture ends whatever
+ * happens. `object` takes the graph, or is updated when it has one; returns whether that was possible in place. */
+static bool capture(lua_State *L, const char *operation, int stream_index, nib_capture_mode mode, nib_lua_object *object) {
+  nib_stream *stream = ((nib_lua_object *)lua_touserdata(L, stream_index))->stream;
+  bool is_update = object->graph != NULL, in_place = false;
+  nib_lua_scope scope;
+  nib_lua_prepare_scope(L, stream_index, &scope);
+  NIB_LUA_DO(L, operation, nib_capture_begin(stream, mode));
+  if (nib_lua_call_in_scope(L, &scope, 0, 0) != LUA_OK) {
+    nib_capture_abort(stream);
+    lua_error(L);
+  }
+  if (is_update && !nib_lua_is_open(object)) {
+    nib_capture_abort(stream);
+    nib_lua_expected(L, operation, "self", 1, "a graph that stays open during its update");
+  }
+  nib_status status = nib_capture_end(stream, &object->graph, &in_place);
+  if (status != NIB_OK) nib_lua_raise(L, operation, status);
+  return in_place;
+}
+
+static nib_capture_mode mode_option(lua_State *L, const char *operation, int index) {
+  static const char *const allowed[] = { "mode", NULL };
+  static const char *const names[] = { "thread_local", "global", "relaxed" }; /* in the order of nib_capture_mode */
+  nib_lua_options(L, operation, index, allowed);
+  int mode = 0;
+  if (nib_lua_push_option(L, index, "mode") != LUA_TNIL) {
+    const char *name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "";
+    while (mode < 3 && strcmp(names[mode], name) != 0) mode++;
+    if (mode == 3) nib_lua_expected(L, operation, "mode", -1, "\"thread_local\", \"global\" or \"relaxed\"");
+  }
+  lua_pop(L, 1);
+  return (nib_capture_mode)mode;
+}
+
+int nib_lua_stream_capture(lua_State *L) {
+  nib_lua_check(L, "stream:capture", "self", 1, NIB_LUA_STREAM);
+  if (lua_type(L, 2) != LUA_TFUNCTION) nib_lua_expected(L, "stream:capture", "fn", 2, "a function");
+  nib_capture_mode mode = mode_option(L, "stream:capture", 3);
+  nib_lua_object *object = nib_lua_push(L, NIB_LUA_GRAPH);
+  lua_pushvalue(L, 1);
+  lua_setiuservalue(L, -2, 1);
+  lua_pushvalue(L, 2);
+  capture(L, "stream:capture", 1, mode, object);
+  return 1;
+}
+
+/* ---- Graphs ------------------------------------------------------------------------------------------------------------------ */
+
+static int graph_replay(lua_State *L) {
+  nib_graph *graph = check_graph(L, "graph:replay");
+  nib_stream *stream = nib_lua_current_stream(L, "graph:replay", nib_graph_device(graph));
+  NIB_LUA_DO(L, "graph:replay", nib_graph_replay(graph, stream));
+  return 0;
+}
+
+static int graph_update(lua_State *L) {
+  nib_graph *graph = check_graph(L, "graph:update");
+  if (lua_type(L, 2) != LUA_TFUNCTION) nib_lua_expected(L, "graph:update", "fn", 2, "a function");
+  lua_settop(L, 2);
+  lua_getiuservalue(L, 1, 1);
+  const nib_lua_object *stream = nib_lua_test(L, 3, NIB_LUA_STREAM);
+  if (!stream || !nib_lua_is_open(stream)) { /* any other does as well */
+    lua_settop(L, 2);
+    nib_lua_object *fresh = nib_lua_push(L, NIB_LUA_STREAM);
+    NIB_LUA_DO(L, "graph:update", nib_stream_create(nib_graph_device(graph), 0, &fresh->stream));
+    lua_pushvalue(L, 3);
+    lua_setiuservalue(L, 1, 1);
+  }
+  lua_pushvalue(L, 2);
+  lua_pushboolean(L, capture(L, "graph:update", 3, NIB_CAPTURE_THREAD_LOCAL, lua_touserdata(L, 1)));
+  return 1;
+}
+
+static int graph_nodes(lua_State *L) {
+  const nib_graph *graph = check_graph(L, "graph:nodes");
+  int32_t count = nib_graph_node_count(graph);
+  lua_createtable(L, count, 0);
+  for (int32_t i = 0; i < count; i++) {
+    const int32_t *deps;
+    int32_t dep_count = nib_graph_node_deps(graph, i, &deps);
+    lua_createtable(L, 0, 3);
+    lua_pushinteger(L, i + 1);
+    lua_setfield(L, -2, "id");
+    lua_pushstring(L, nib_graph_node_name(graph, i));
+    lua_setfield(L, -2, "name");
+    lua_createtable(L, dep_count, 0);
+    for (int32_t k = 0; k < dep_count; k++) {
+      lua_pushinteger(L, deps[k] + 1);
+      lua_rawseti(L, -2, k + 1);
+    }
+    lua_setfield(L, -2, "deps");
+    lua_rawseti(L, -2, i + 1);
+  }
+  return 1;
+}
+
+static int graph_dot(lua_State *L) {
+  nib_graph *graph = check_graph(L, "graph:dot");
+  size_t needed = 0;
+  NIB_LUA_DO(L, "graph:dot", nib_graph_dot(graph, NULL, 0, &needed));
+  char *text = lua_newuserdatauv(L, needed + 1, 0);
+  NIB_LUA_DO(L, "graph:dot", nib_graph_dot(graph, text, needed + 1, &needed));
+  lua_pushlstring(L, text, needed);
+  return 1;
+}
+
+static const luaL_Reg methods[] = {
+  { "replay", graph_replay }, { "update", graph_update }, { "nodes", graph_nodes }, { "dot", graph_dot },
+  { NULL, NULL },
+};
+
+void nib_lua_open_graph(lua_State *L, nib_lua_state *state, int state_index) {
+  nib_lua_new_class(L, state, state_index, NIB_LUA_GRAPH, methods, NULL);
+}

@@ -1,0 +1,167 @@
+/* What the files of the Lua module share. Lua programmers' documentation is scripts/nibble/meta.lua.
+ *
+ * Every C function of the module has the module's state as its first upvalue. Errors may leave a function at any call into
+ * Lua, so a handle of the runtime is put into its userdata by the same call that creates it. */
+#ifndef NIB_MODULE_H
+#define NIB_MODULE_H
+
+#include <lauxlib.h>
+#include <lua.h>
+
+#include "../runtime/nibble.h"
+#include "nibble_lua.h"
+
+typedef enum nib_lua_class { NIB_LUA_TENSOR, NIB_LUA_STREAM, NIB_LUA_EVENT, NIB_LUA_GRAPH, NIB_LUA_CLASS_COUNT } nib_lua_class;
+
+/* The userdata of all classes. */
+typedef struct nib_lua_object {
+  struct nib_lua_object *next, *previous; /* in the state's list */
+  union {
+    void *handle; /* NULL: closed */
+    nib_tensor *tensor;
+    nib_stream *stream;
+    nib_event *event;
+    nib_graph *graph;
+  };
+  nib_lua_class class;
+  bool closed; /* closed while a C function may still use the handle; the collector releases it */
+} nib_lua_object;
+
+/* A `scope`, `capture` or `update` that is running; on the C stack. */
+typedef struct nib_lua_scope {
+  struct nib_lua_scope *outer;
+  nib_device *device;
+  nib_lua_object *stream;
+  int depth; /* its userdata is at this index of the state's table of scopes */
+} nib_lua_scope;
+
+typedef struct nib_lua_state {
+  nib_runtime *runtime; /* NULL once the Lua state is being closed */
+  nib_lua_object *objects; /* all that the collector has not taken yet */
+  const void *metatables[NIB_LUA_CLASS_COUNT];
+  nib_lua_scope *scope; /* the innermost */
+  uint64_t fresh_bytes; /* of tensors made since the last full collection */
+  uint64_t kept_bytes;  /* of tensors alive after it */
+  uint64_t next_seed;
+  int busy; /* Lua code runs (a finalizer or a hook) while a C function of the module holds handles */
+} nib_lua_state;
+
+/* User values of the state: the classes' metatables are at 1 + class. */
+enum {
+  NIB_LUA_MODULE = NIB_LUA_CLASS_COUNT + 1, /* the module's table */
+  NIB_LUA_SCOPES,                           /* array of the streams of the running scopes */
+  NIB_LUA_DEFAULT_STREAMS,                  /* by device */
+  NIB_LUA_TICK,                             /* see nib_lua_tick */
+  NIB_LUA_USER_VALUES = NIB_LUA_TICK
+};
+
+#define NIB_LUA_SLICE_US 50000 /* how long a wait keeps Lua's hooks from running */
+
+static inline nib_lua_state *nib_lua_get_state(lua_State *L) { return lua_touserdata(L, lua_upvalueindex(1)); }
+
+/* ---- module.c ---- */
+
+/* Raises an error for a status that is not NIB_OK, with the runtime's message in the name of `operation`. */
+int nib_lua_raise(lua_State *L, const char *operation, nib_status status);
+/* Pushes that error's message, without the position in the script. */
+const char *nib_lua_push_message(lua_State *L, const char *operation, nib_status status);
+/* Raises an error unless the runtime is open. */
+nib_runtime *nib_lua_runtime(lua_State *L, const char *operation);
+/* Runs a full collection, which releases the tensors that nobody holds. */
+void nib_lua_collect(lua_State *L);
+/* Tells the collector about a new tensor's storage. */
+void nib_lua_account(lua_State *L, const nib_tensor *tensor);
+/* Calls a small Lua function, so that a hook that a signal handler has set (Ctrl-C) can raise its error during a wait. */
+void nib_lua_tick(lua_State *L);
+/* Refuses what needs values, or waits, while a stream of the device captures. */
+void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_device *device);
+
+/* Evaluates `call`; once more after a collection if memory has run out; raises an error if it fails. */
+#define NIB_LUA_DO(L, operation, call)                                    \
+  do {                                                                    \
+    nib_status status_ = (call);                                          \
+    if (status_ == NIB_MEMORY) {                                          \
+      nib_lua_collect(L);                                                 \
+      status_ = (call);                                                   \
+    }                                                                     \
+    if (status_ != NIB_OK) nib_lua_raise(L, operation, status_);          \
+  } while (0)
+
+/* Evaluates `call`, which uses the variable `timeout_us`, until it is not NIB_TIMEOUT; raises an error if it fails. */
+#define NIB_LUA_WAIT(L, operation, call)                                  \
+  do {                                                                    \
+    nib_status status_;                                                   \
+    int64_t timeout_us = 0;                                               \
+    while ((status_ = (call)) == NIB_TIMEOUT) {                           \
+      nib_lua_tick(L);                                                    \
+      timeout_us = NIB_LUA_SLICE_US;                                      \
+    }                                                                     \
+    if (status_ != NIB_OK) nib_lua_raise(L, operation, status_);          \
+  } while (0)
+
+/* ---- object.c ---- */
+
+extern const char *const nib_lua_class_names[NIB_LUA_CLASS_COUNT]; /* "tensor", ... */
+
+/* Makes the class's metatable: its methods and metamethods, over the ones that all classes have. They get three upvalues: the
+ * state, the table of methods, and the class. */
+void nib_lua_new_class(lua_State *L, nib_lua_state *state, int state_index, nib_lua_class class, const luaL_Reg *methods,
+                       const luaL_Reg *metamethods);
+/* Pushes an object without a handle, for the caller to fill. */
+nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class);
+/* Releases what the object holds. */
+void nib_lua_release(nib_lua_object *object);
+/* The object at a stack index, open or not; NULL if it is something else. */
+nib_lua_object *nib_lua_test(lua_State *L, int index, nib_lua_class class);
+/* The open object at a stack index; an error if it is something else. */
+nib_lua_object *nib_lua_check(lua_State *L, const char *operation, const char *parameter, int index,
+                              nib_lua_class class);
+static inline bool nib_lua_is_open(const nib_lua_object *object) { return object->handle && !object->closed; }
+/* For __index: pushes the method of the name at index 2 from the second upvalue; false if there is none. */
+bool nib_lua_push_method(lua_State *L);
+/* Raises the error for a name that no field or method has. */
+int nib_lua_unknown_field(lua_State *L, nib_lua_class class);
+
+/* ---- stream.c ---- */
+
+/* The current stream of a device; an error if it is closed. */
+nib_stream *nib_lua_current_stream(lua_State *L, const char *operation, nib_device *device);
+/* Makes a scope of the stream at an index, whose userdata stays on the stack, ready for: */
+void nib_lua_prepare_scope(lua_State *L, int stream_index, nib_lua_scope *scope);
+/* lua_pcall with the scope's stream current. Raises no error itself. */
+int nib_lua_call_in_scope(lua_State *L, nib_lua_scope *scope, int arguments, int results);
+void nib_lua_open_stream(lua_State *L, nib_lua_state *state, int state_index);
+int nib_lua_new_stream(lua_State *L);
+int nib_lua_get_current_stream(lua_State *L);
+
+/* ---- graph.c ---- */
+int nib_lua_stream_capture(lua_State *L);
+void nib_lua_open_graph(lua_State *L, nib_lua_state *state, int state_index);
+
+/* ---- tensor.c, tensor_create.c, tensor_data.c, tensor_print.c ---- */
+
+void nib_lua_open_tensor(lua_State *L, nib_lua_state *state, int state_index);
+extern const luaL_Reg nib_lua_creators[];
+/* A compact tensor of `dtype`, pushed. */
+nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *device, nib_dtype dtype,
+                               int32_t ndim, const int64_t *shape);
+/* Waits until the tensor's values can be read. */
+void nib_lua_wait_tensor(lua_State *L, const char *operation, nib_tensor *tensor);
+/* The view under `count` (0 or more) indices from 0, which are in range, of the first dimensions. */
+nib_status nib_lua_select(nib_tensor *tensor, int32_t count, const int64_t *indices, nib_tensor **out);
+void nib_lua_push_number(lua_State *L, nib_number number);
+int nib_lua_new_tensor(lua_State *L);
+int nib_lua_tensor_totable(lua_State *L);
+int nib_lua_tensor_item(lua_State *L);
+int nib_lua_tensor_bytes(lua_State *L);
+int nib_lua_tensor_index(lua_State *L);
+int nib_lua_tensor_newindex(lua_State *L);
+int nib_lua_tensor_tostring(lua_State *L);
+
+/* ---- page.c, quantization.c, mla.c ---- */
+extern const luaL_Reg nib_lua_page[];
+extern const luaL_Reg nib_lua_quantization[];
+extern const luaL_Reg nib_lua_mla[];
+int nib_lua_rope_table(lua_State *L);
+
+#endif

@@ -1,0 +1,280 @@
+/* Elements between Lua and tensors: nibble.tensor, totable, item, bytes, t[i]. */
+#include <limits.h>
+#include <string.h>
+
+#include "args.h"
+
+void nib_lua_push_number(lua_State *L, nib_number number) {
+  if (number.is_float)
+    lua_pushnumber(L, number.real);
+  else
+    lua_pushinteger(L, number.integer);
+}
+
+/* ---- nibble.tensor --------------------------------------------------------------------------------------------------------- */
+
+/* A walk over a nested table; the first one checks it, the second one also converts its numbers. Between the two a finalizer
+ * may change the table, so that both check. */
+struct walk {
+  int32_t ndim;
+  int64_t shape[NIB_MAX_NDIM], path[NIB_MAX_NDIM];
+  bool has_reals;
+  nib_dtype dtype;
+  unsigned char *out; /* NULL: check only */
+};
+
+/* Pushes `data[2][3]`, for messages. */
+static const char *push_path(lua_State *L, const struct walk *walk, int32_t levels) {
+  lua_pushliteral(L, "data");
+  for (int32_t i = 0; i < levels; i++) {
+    lua_pushfstring(L, "%s[%I]", lua_tostring(L, -1), (LUAI_UACINT)walk->path[i]);
+    lua_remove(L, -2);
+  }
+  return lua_tostring(L, -1);
+}
+
+/* The number on the top of the stack, below `levels` tables. */
+static void walk_number(lua_State *L, struct walk *walk, int32_t levels) {
+  if (lua_type(L, -1) != LUA_TNUMBER) {
+    int index = lua_gettop(L);
+    nib_lua_expected(L, "tensor", "data", index, "a number at %s", push_path(L, walk, levels));
+  }
+  bool is_float = !lua_isinteger(L, -1);
+  walk->has_reals |= is_float;
+  if (!walk->out) return;
+  nib_number number = is_float ? NIB_REAL(lua_tonumber(L, -1)) : NIB_INTEGER(lua_tointeger(L, -1));
+  if (!nib_element_from_number(walk->dtype, number, walk->out)) {
+    int index = lua_gettop(L);
+    nib_lua_expected(L, "tensor", "data", index, "a number that %s can hold at %s", nib_dtype_name(walk->dtype),
+                     push_path(L, walk, levels));
+  }
+  walk->out += nib_dtype_bytes(walk->dtype);
+}
+
+/* Options or misspelt fields in a table of numbers would be lost without a word. They come behind the last number. */
+static void refuse_other_keys(lua_State *L, const struct walk *walk, int32_t level, int64_t size) {
+  if (size > 0)
+    lua_pushinteger(L, size);
+  else
+    lua_pushnil(L);
+  while (lua_next(L, -2)) {
+    int64_t key = lua_isinteger(L, -2) ? lua_tointeger(L, -2) : 0;
+    lua_pop(L, 1);
+    if (key >= 1 && key <= size) continue; /* the table's hash part holds some of the numbers */
+    int index = lua_gettop(L);
+    nib_lua_expected(L, "tensor", "data", index, "no other keys than 1..%I in %s", (LUAI_UACINT)size, push_path(L, walk, level));
+  }
+}
+
+/* The table on the top of the stack, below `level` others. */
+static void walk_table(lua_State *L, struct walk *walk, int32_t level) {
+  int64_t size = walk->shape[level];
+  if ((int64_t)lua_rawlen(L, -1) != size) {
+    int64_t got = (int64_t)lua_rawlen(L, -1);
+    nib_lua_argument_error(L, "tensor", "data", "%I elements in %s, got %I", (LUAI_UACINT)size, push_path(L, walk, level),
+                           (LUAI_UACINT)got);
+  }
+  if (!walk->out) refuse_other_keys(L, walk, level, size);
+  for (int64_t i = 1; i <= size; i++) {
+    walk->path[level] = i;
+    int type = lua_rawgeti(L, -1, i);
+    if (level + 1 == walk->ndim) {
+      walk_number(L, walk, level + 1);
+    } else if (type != LUA_TTABLE) {
+      int index = lua_gettop(L);
+      nib_lua_expected(L, "tensor", "data", index, "a table of %I elements at %s", (LUAI_UACINT)walk->shape[level + 1],
+                       push_path(L, walk, level + 1));
+    } else {
+      walk_table(L, walk, level + 1);
+    }
+    lua_pop(L, 1);
+  }
+}
+
+static void walk_data(lua_State *L, struct walk *walk) {
+  lua_pushvalue(L, 1);
+  if (walk->ndim == 0)
+    walk_number(L, walk, 0);
+  else
+    walk_table(L, walk, 0);
+  lua_pop(L, 1);
+}
+
+int nib_lua_new_tensor(lua_State *L) {
+  static const char *const allowed[] = { "dtype", "device", NULL };
+  struct walk walk = { 0 };
+  luaL_checkstack(L, 3 * NIB_MAX_NDIM, NULL);
+  lua_settop(L, 2);
+  if (lua_type(L, 1) != LUA_TNUMBER && lua_type(L, 1) != LUA_TTABLE)
+    return nib_lua_expected(L, "tensor", "data", 1, "a number or a table of numbers");
+  nib_lua_options(L, "tensor", 2, allowed);
+  nib_dtype dtype = nib_lua_dtype_option(L, "tensor", 2);
+  nib_device *device = nib_lua_device_option(L, "tensor", 2);
+  nib_lua_refuse_capture(L, "tensor", device);
+
+  /* The shape is that of the first elements; the walk compares all others with it. */
+  lua_pushvalue(L, 1);
+  while (lua_type(L, -1) == LUA_TTABLE) {
+    if (walk.ndim == NIB_MAX_NDIM)
+      return nib_lua_argument_error(L, "tensor", "data", "at most %d levels of tables, got more", NIB_MAX_NDIM);
+    walk.shape[walk.ndim++] = (int64_t)lua_rawlen(L, -1);
+    if (walk.shape[walk.ndim - 1] == 0) break;
+    lua_rawgeti(L, -1, 1);
+  }
+  lua_settop(L, 2);
+  walk_data(L, &walk);
+  walk.dtype = dtype != NIB_DTYPE_COUNT ? dtype : walk.has_reals ? NIB_FLOAT32 : NIB_INT64;
+
+  uint64_t count = 1; /* of numbers that are there: no overflow */
+  for (int32_t i = 0; i < walk.ndim; i++) count *= (uint64_t)walk.shape[i];
+  size_t bytes = (size_t)count * nib_dtype_bytes(walk.dtype);
+  unsigned char *buffer = walk.out = lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
+  walk_data(L, &walk);
+  nib_stream *stream = nib_lua_current_stream(L, "tensor", device);
+  nib_lua_object *object = nib_lua_create(L, "tensor", device, walk.dtype, walk.ndim, walk.shape);
+  NIB_LUA_DO(L, "tensor", nib_tensor_write(stream, object->tensor, buffer, bytes));
+  return 1;
+}
+
+/* ---- Whole tensors ----------------------------------------------------------------------------------------------------------- */
+
+/* Waits for the tensor, and pushes a buffer with its elements. */
+static const unsigned char *push_elements(lua_State *L, const char *operation, nib_tensor *tensor) {
+  size_t bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(nib_tensor_dtype(tensor));
+  nib_lua_wait_tensor(L, operation, tensor);
+  void *buffer = lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
+  NIB_LUA_DO(L, operation, nib_tensor_read(tensor, buffer, bytes, -1));
+  return buffer;
+}
+
+/* Pushes a table of the dimensions from `dim` on; returns the element behind the last that is in it. */
+static const unsigned char *push_table(lua_State *L, const nib_tensor *tensor, int32_t dim, const unsigned char *element) {
+  nib_dtype dtype = nib_tensor_dtype(tensor);
+  int64_t size = nib_tensor_shape(tensor)[dim];
+  lua_createtable(L, size < INT_MAX ? (int)size : INT_MAX, 0);
+  for (int64_t i = 1; i <= size; i++) {
+    if (dim + 1 < nib_tensor_ndim(tensor)) {
+      element = push_table(L, tensor, dim + 1, element);
+    } else {
+      nib_lua_push_number(L, nib_element_to_number(dtype, element));
+      element += nib_dtype_bytes(dtype);
+    }
+    lua_rawseti(L, -2, i);
+  }
+  return element;
+}
+
+int nib_lua_tensor_totable(lua_State *L) {
+  nib_tensor *self = nib_lua_tensor(L, "tensor:totable", "self", 1);
+  luaL_checkstack(L, 2 * NIB_MAX_NDIM, NULL);
+  /* A view of its own: a finalizer that runs while the tables are built may close the tensor. */
+  nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
+  NIB_LUA_DO(L, "tensor:totable", nib_tensor_alias(self, &view->tensor));
+  const unsigned char *elements = push_elements(L, "tensor:totable", view->tensor);
+  if (nib_tensor_ndim(view->tensor) == 0)
+    nib_lua_push_number(L, nib_element_to_number(nib_tensor_dtype(view->tensor), elements));
+  else
+    push_table(L, view->tensor, 0, elements);
+  return 1;
+}
+
+int nib_lua_tensor_item(lua_State *L) {
+  nib_tensor *self = nib_lua_tensor(L, "tensor:item", "self", 1);
+  unsigned char element[8];
+  nib_dtype dtype = nib_tensor_dtype(self);
+  if (nib_tensor_numel(self) != 1) return nib_lua_expected(L, "tensor:item", "self", 1, "a tensor of one element");
+  nib_lua_wait_tensor(L, "tensor:item", self);
+  NIB_LUA_DO(L, "tensor:item", nib_tensor_read(self, element, nib_dtype_bytes(dtype), -1));
+  nib_lua_push_number(L, nib_element_to_number(dtype, element));
+  return 1;
+}
+
+int nib_lua_tensor_bytes(lua_State *L) {
+  nib_tensor *self = nib_lua_tensor(L, "tensor:bytes", "self", 1);
+  size_t bytes = (size_t)nib_tensor_numel(self) * nib_dtype_bytes(nib_tensor_dtype(self));
+  nib_lua_wait_tensor(L, "tensor:bytes", self);
+  luaL_Buffer buffer;
+  char *data = luaL_buffinitsize(L, &buffer, bytes);
+  nib_status status = nib_tensor_read(self, data, bytes, -1);
+  if (status != NIB_OK) return nib_lua_raise(L, "tensor:bytes", status);
+  luaL_pushresultsize(&buffer, bytes);
+  return 1;
+}
+
+/* ---- Elements ------------------------------------------------------------------------------------------------------------------ */
+
+nib_status nib_lua_select(nib_tensor *tensor, int32_t count, const int64_t *indices, nib_tensor **out) {
+  nib_tensor *view;
+  nib_status status = nib_tensor_alias(tensor, &view);
+  for (int32_t i = 0; status == NIB_OK && i < count; i++) {
+    nib_tensor *next = NULL;
+    status = nib_tensor_select(view, 0, indices[i], &next);
+    nib_tensor_release(view);
+    view = next;
+  }
+  *out = view;
+  return status;
+}
+
+/* The indices of t[i] or t[{i, j, ...}], from 0 and in range. Returns how many. */
+static int32_t check_indices(lua_State *L, const char *operation, const nib_tensor *tensor, int64_t *indices) {
+  int32_t ndim = nib_tensor_ndim(tensor), count = 1;
+  if (lua_type(L, 2) == LUA_TTABLE) {
+    lua_Unsigned length = lua_rawlen(L, 2);
+    if (length > (lua_Unsigned)ndim)
+      nib_lua_argument_error(L, operation, "index", "at most %d indices, got %I", (int)ndim, (LUAI_UACINT)length);
+    count = nib_lua_integer_list(L, operation, "index", 2, indices);
+  } else {
+    if (!nib_lua_to_integer(L, 2, indices)) nib_lua_expected(L, operation, "index", 2, "an integer, a table of integers or a name");
+    if (ndim == 0) nib_lua_expected(L, operation, "self", 1, "a tensor with dimensions");
+  }
+  for (int32_t i = 0; i < count; i++) {
+    int64_t size = nib_tensor_shape(tensor)[i];
+    if (indices[i] < 1 || indices[i] > size)
+      nib_lua_argument_error(L, operation, "index", "an index in 1..%I of dimension %d, got %I", (LUAI_UACINT)size, (int)i + 1,
+                             (LUAI_UACINT)indices[i]);
+    indices[i]--;
+  }
+  return count;
+}
+
+int nib_lua_tensor_index(lua_State *L) {
+  int64_t indices[NIB_MAX_NDIM];
+  nib_tensor *self = nib_lua_tensor(L, "tensor:index", "self", 1);
+  int32_t count = check_indices(L, "tensor:index", self, indices);
+  if (count < nib_tensor_ndim(self)) {
+    nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
+    NIB_LUA_DO(L, "tensor:index", nib_lua_select(self, count, indices, &view->tensor));
+    return 1;
+  }
+  nib_lua_wait_tensor(L, "tensor:index", self);
+  unsigned char bits[8];
+  nib_dtype dtype = nib_tensor_dtype(self);
+  nib_tensor *element;
+  nib_status status = nib_lua_select(self, count, indices, &element);
+  if (status == NIB_OK) status = nib_tensor_read(element, bits, nib_dtype_bytes(dtype), -1);
+  nib_tensor_release(element);
+  if (status != NIB_OK) return nib_lua_raise(L, "tensor:index", status);
+  nib_lua_push_number(L, nib_element_to_number(dtype, bits));
+  return 1;
+}
+
+int nib_lua_tensor_newindex(lua_State *L) {
+  int64_t indices[NIB_MAX_NDIM];
+  nib_tensor *self = nib_lua_tensor(L, "tensor:newindex", "self", 1);
+  int32_t count = check_indices(L, "tensor:newindex", self, indices);
+  bool is_number = lua_type(L, 3) == LUA_TNUMBER;
+  if (!is_number && !nib_lua_test(L, 3, NIB_LUA_TENSOR)) return nib_lua_expected(L, "tensor:newindex", "value", 3, "a number or a tensor");
+  nib_number value = is_number ? nib_lua_element(L, "tensor:newindex", "value", 3, nib_tensor_dtype(self)) : NIB_INTEGER(0);
+  nib_tensor *source = is_number ? NULL : nib_lua_tensor(L, "tensor:newindex", "value", 3);
+  nib_stream *stream = nib_lua_current_stream(L, "tensor:newindex", nib_tensor_device(self));
+  nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
+  NIB_LUA_DO(L, "tensor:newindex", nib_lua_select(self, count, indices, &view->tensor));
+  if (is_number)
+    NIB_LUA_DO(L, "tensor:newindex", nib_tensor_fill(stream, view->tensor, value));
+  else
+    NIB_LUA_DO(L, "tensor:newindex", nib_tensor_copy(stream, view->tensor, source));
+  nib_tensor_release(view->tensor);
+  view->tensor = NULL;
+  return 0;
+}
