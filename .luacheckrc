@@ -1,0 +1,14 @@
+std = "lua54"
+max_line_length = 136 -- about 120, says the style
+exclude_files = { "build" }
+files["spec"] = { std = "lua54+busted" }
+files["scripts/nibble/meta.lua"] = { ignore = { "212", "241", "631" } } -- declarations, one to a line
+files["premake5.lua"] = {
+  std = "min",
+  read_globals = {
+    "_ACTION", "_OPTIONS", "_PREMAKE_VERSION", "solution", "workspace", "configuration", "configurations", "filter", "flags",
+    "symbols", "newoption", "project", "kind", "language", "location", "objdir", "targetdir", "targetname", "targetprefix",
+    "files", "links", "buildoptions", "linkoptions", "prebuildcommands", "defaultconfiguration",
+    os = { other_fields = true }, path = { other_fields = true, fields = { getbasename = { read_only = false } } },
+  },
+}

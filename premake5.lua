@@ -1,0 +1,205 @@
+-- The build, for Premake 5 and for Debian's premake4 (4.3):
+--   premake5 gmake                         or   premake4 --file=premake5.lua gmake
+--   make -C build config=release           debug and sanitize (ASan + UBSan) are the other configurations
+-- makes, in build/<configuration>/, libnibble.a (the runtime), nibble.so (the Lua module) and nibble (the command).
+
+-- The GPU architectures that kernels/cuda is compiled for.
+local architectures = { "90" }
+
+-- The two Premakes share few names: the newer one renamed `solution` and `configuration` and dropped `flags`.
+local v5 = not _PREMAKE_VERSION:match("^4")
+local when = v5 and function(name) filter("configurations:" .. name) end or function(name) configuration(name) end
+local always = v5 and function() filter {} end or function() configuration {} end
+local function symbols_on()
+  if v5 then symbols "On" else flags { "Symbols" } end
+end
+
+newoption { trigger = "nvcc", value = "PATH", description = "The CUDA compiler; \"none\" builds for the CPU only" }
+
+---------------------------------------------------------------------------------------------------- what the machine has
+
+local function output_of(command)
+  local pipe = io.popen(command .. " 2>/dev/null")
+  local text = pipe:read("*a"):gsub("%s+$", "")
+  pipe:close()
+  return text
+end
+
+local function read(name)
+  local file = io.open(name, "rb")
+  local text = file and file:read("*a")
+  if file then file:close() end
+  return text
+end
+
+local function write_if_changed(name, text)
+  if read(name) == text then return false end
+  local file = assert(io.open(name, "wb"))
+  file:write(text)
+  file:close()
+  return true
+end
+
+-- Lua 5.4 has another name on almost every system.
+local lua_package = "lua5.4"
+for _, name in ipairs { "lua5.4", "lua-5.4", "lua54", "lua" } do
+  if output_of("pkg-config --exists '" .. name .. " >= 5.4' && echo yes") == "yes" then
+    lua_package = name
+    break
+  end
+end
+local lua_cflags = output_of("pkg-config --cflags " .. lua_package)
+local lua_libs = output_of("pkg-config --libs " .. lua_package)
+for _, name in ipairs { "liblua5.4.a", "liblua-5.4.a" } do
+  -- cc prints a path when it finds the file, else the name alone. The command carries its own Lua where that can be had.
+  if output_of((os.getenv("CC") or "cc") .. " -print-file-name=" .. name):find("/") then
+    lua_libs = "-l:" .. name
+    break
+  end
+end
+local edit_cflags = output_of("pkg-config --cflags libedit")
+local edit_libs = output_of("pkg-config --libs libedit")
+
+local function find_nvcc()
+  local wanted = _OPTIONS["nvcc"] or os.getenv("NVCC")
+  if wanted == "none" then return nil end
+  if wanted and wanted ~= "" then return wanted end
+  for folder in ((os.getenv("PATH") or "") .. ":/usr/local/cuda/bin"):gmatch("[^:]+") do
+    if os.isfile(folder .. "/nvcc") then return folder .. "/nvcc" end
+  end
+end
+local nvcc = find_nvcc()
+
+------------------------------------------------------------------------------------------------------------ the sources
+
+local runtime_sources = {}
+for _, pattern in ipairs { "runtime/**.c", "kernels/cpu/*.c" } do
+  for _, file in ipairs(os.matchfiles(pattern)) do table.insert(runtime_sources, file) end
+end
+
+local command_only = { ["bindings/main.c"] = true, ["bindings/repl.c"] = true, ["bindings/complete.c"] = true }
+local command_sources, module_sources = os.matchfiles("bindings/*.c"), {}
+for _, file in ipairs(command_sources) do
+  if not command_only[file] then table.insert(module_sources, file) end
+end
+
+if not v5 then
+  -- premake4 names an object after its source's last part alone: runtime/ops/append.c and kernels/cpu/append.c would be one.
+  local basename = path.getbasename
+  function path.getbasename(name)
+    local source = name:match("^[./]*(.+)%.c$")
+    return source and source:gsub("/", "_") or basename(name)
+  end
+end
+
+-- premake4 knows no custom rules, so kernels/cuda has a makefile of its own, which runs inside build/.
+local function fatbin_makefile()
+  local names, rules = {}, {}
+  local flags = "-std=c++17 -O3 -fmad=false -Werror all-warnings"
+  for _, number in ipairs(architectures) do
+    flags = flags .. (" -gencode arch=compute_%s,code=sm_%s"):format(number, number)
+  end
+  for _, source in ipairs(os.matchfiles("kernels/cuda/*.cu")) do
+    local name = path.getbasename(source)
+    table.insert(names, "gen/" .. name .. ".inc")
+    table.insert(rules, (([[
+gen/NAME.inc: gen/NAME.fatbin
+	$(BIN2C) --static --const --type longlong --name nib_fatbin_NAME $< > $@.part
+	mv $@.part $@
+gen/NAME.fatbin: ../kernels/cuda/NAME.cu fatbin.mk | gen
+	$(NVCC) $(FLAGS) -MD -MP -MF gen/NAME.d -fatbin -o $@ $<
+]]):gsub("NAME", name)))
+  end
+  return ("NVCC = %s\nBIN2C = %s\nFLAGS = %s\nall: %s\ngen:\n\tmkdir -p gen\n%s-include $(wildcard gen/*.d)\n"):format(
+    nvcc, path.join(path.getdirectory(nvcc), "bin2c"), flags, table.concat(names, " "), table.concat(rules))
+end
+
+-- Objects depend on the headers that they include, but makefiles do not make them depend on flags or on the list of sources.
+if _ACTION == "gmake" then
+  os.mkdir("build")
+  local tools = { _PREMAKE_VERSION, read("premake5.lua"), lua_cflags, edit_cflags, os.getenv("CC") or "" }
+  local list = table.concat(runtime_sources, "\n") .. "\n" .. table.concat(command_sources, "\n")
+  local flags_changed = write_if_changed("build/tools.txt", table.concat(tools, "\n"))
+  local list_changed = write_if_changed("build/sources.txt", list)
+  if flags_changed or (list_changed and v5) then -- Premake 5 numbers objects of equal names in the order of the list
+    os.rmdir("build/obj")
+  end
+  if list_changed then -- an archive keeps the objects of sources that are gone
+    for _, configuration_name in ipairs { "release", "debug", "sanitize" } do
+      os.remove("build/" .. configuration_name .. "/libnibble.a")
+    end
+  end
+  if nvcc then
+    write_if_changed("build/fatbin.mk", fatbin_makefile())
+    write_if_changed("build/fatbin.c", "typedef int nib_fatbin;\n")
+  else
+    print("No nvcc (PATH, /usr/local/cuda/bin, --nvcc=PATH): the binary will know the CPU device only")
+  end
+end
+
+--------------------------------------------------------------------------------------------------------------- projects
+
+;(workspace or solution) "nibble"
+  configurations { "release", "debug", "sanitize" }
+  if defaultconfiguration then defaultconfiguration "release" end -- the first, but newer Premakes sort them
+  location "build"
+  language "C"
+  buildoptions { "-std=c11", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-trapping-math",
+    "-pthread" }
+  linkoptions { "-pthread" }
+  symbols_on() -- everywhere: a stack trace from a release build should name its functions
+
+  when "release"
+    buildoptions { "-O3" }
+    targetdir "build/release"
+  when "debug"
+    buildoptions { "-Og" }
+    targetdir "build/debug"
+  when "sanitize"
+    local sanitizers = { "-fsanitize=address,undefined", "-fno-sanitize-recover=all" }
+    buildoptions { "-O1", "-fno-omit-frame-pointer" }
+    buildoptions(sanitizers)
+    linkoptions(sanitizers)
+    targetdir "build/sanitize"
+  always()
+
+local function new_project(name, type)
+  project(name)
+  kind(type)
+  language "C"
+  location "build"
+  objdir("build/obj/" .. name)
+end
+
+if nvcc then
+  -- Turns kernels/cuda/NAME.cu into build/gen/NAME.inc, the code for all architectures as an array nib_fatbin_NAME.
+  -- A project of its own that others link, because generated sources of the same project are not ready in time under -j.
+  new_project("fatbin", "StaticLib")
+  files { "build/fatbin.c" } -- without a source, Premake 5 skips the commands
+  prebuildcommands { "MAKEFLAGS= make -s -j4 -f fatbin.mk all" }
+end
+
+new_project("runtime", "StaticLib")
+  targetname "nibble"
+  files(runtime_sources)
+  if nvcc then links { "fatbin" } end
+
+new_project("module", "SharedLib")
+  targetprefix ""
+  targetname "nibble"
+  files(module_sources)
+  buildoptions { lua_cflags }
+  links { "runtime" }
+  -- Lua's symbols stay open: the host has them. It exports luaopen_nibble alone. nodelete: threads may still run when a host
+  -- unloads the module.
+  linkoptions { "-Wl,-z,nodelete", "-Wl,--exclude-libs,ALL" }
+  links { "m", "dl" }
+
+new_project("command", "ConsoleApp")
+  targetname "nibble"
+  files(command_sources)
+  buildoptions { lua_cflags, edit_cflags }
+  links { "runtime" }
+  -- -E: Lua modules written in C find Lua's functions in the executable.
+  linkoptions { "-Wl,-E", lua_libs, edit_libs }
+  links { "m", "dl" }

@@ -1,0 +1,482 @@
+---@meta nibble
+-- Types and documentation of the Lua module `nibble`, for the Lua language server and for people. Nothing here runs.
+--
+-- Conventions. Dimensions and indices count from 1. *Data* that kernels read (slots, page indices, positions, lengths)
+-- counts from 0. Options are a last table; an option that is not listed is an error. A shape is written as integers or as
+-- one table: `t:view(2, 3)` and `t:view({2, 3})` are the same. 3.0 is an integer; 3.5, "3", NaN and 1e300 are not.
+-- Misuse raises an error string `operation: parameter: expected X, got Y`; operation is the function's name below without
+-- `nibble.` ("zeros", "tensor:narrow", "stream:capture", "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping").
+-- What a program can live with (no GPU, no such file) returns `nil, message`.
+
+---@alias nibble.dtype "float32"|"float16"|"bfloat16"|"float8_e4m3fn"|"uint8"|"int8"|"uint16"|"int32"|"int64"
+---@alias nibble.layout "NHD"|"HND"
+---@alias nibble.shape integer|integer[]
+
+---@class nibble.options
+---@field dtype? nibble.dtype  element type
+---@field device? string       "cpu", "cuda:0", ...; default: nibble.device()
+
+---@class nibble.random_options: nibble.options
+---@field seed? integer        any integer; default: a counter that starts at 0 and grows by 1 at each such call
+
+---@class nibble
+---@field version string       "MAJOR.MINOR.PATCH"
+local nibble = {}
+
+---------------------------------------------------------------------------------------------------------------- devices
+
+---@class nibble.device_info
+---@field name string          "cpu", "cuda:0"
+---@field description string   the processor's or GPU's name
+---@field available boolean
+---@field reason? string       why it is not available, in words
+---@field memory? integer      bytes of memory
+---@field processors? integer  threads (cpu) or multiprocessors
+
+--- Every device this process knows of, usable or not; the first is always "cpu".
+---@return nibble.device_info[]
+function nibble.devices() end
+
+--- The canonical name of a device. Without a name: the value of the environment variable NIBBLE_DEVICE if set, otherwise
+--- the best device there is. `nil, reason` when it is not available.
+---@param name? string
+---@return string? device
+---@return string? reason
+function nibble.device(name) end
+
+--- Whether a device can be used; if not, why, in words.
+---@param name string
+---@return boolean available
+---@return string? reason
+function nibble.available(name) end
+
+---@class nibble.memory_info
+---@field used integer      bytes of live tensor storage
+---@field reserved integer  bytes held from the system (used, plus storage whose last work is still queued)
+---@field peak integer      largest `reserved` so far
+
+--- Tensor memory of a device, in bytes.
+---@param device? string
+---@return nibble.memory_info
+function nibble.memory(device) end
+
+--- Waits for all work of a device, on every stream. Raises a stream's error or a content fault, once.
+---@param device? string
+function nibble.synchronize(device) end
+
+--- Raises the content fault that a finished operation recorded on this device, once; does nothing if there is none. Waits
+--- for the device's work first.
+---@param device? string
+function nibble.check_faults(device) end
+
+--------------------------------------------------------------------------------------------------------------- creation
+
+--- A tensor from a number or a nested table: `nibble.tensor({{1, 2}, {3, 4}})`. Default dtype: int64 when every number is
+--- a Lua integer, else float32. A ragged table, an empty inner level next to a full one, or a value that is no number is
+--- an error. A number that an integer dtype cannot hold is an error; floats are rounded to nearest even.
+---@param data number|table
+---@param opts? nibble.options
+---@return nibble.tensor
+function nibble.tensor(data, opts) end
+
+--- Unspecified contents.
+---@param ... nibble.shape|nibble.options
+---@return nibble.tensor
+function nibble.empty(...) end
+
+---@param ... nibble.shape|nibble.options
+---@return nibble.tensor
+function nibble.zeros(...) end
+
+--- Every element is `value`. `nibble.full({2, 3}, 1.5, {dtype = "bfloat16"})`. Default dtype: float32, int64 for an
+--- integer value. A value that an integer dtype cannot hold is an error.
+---@param shape integer[]|integer
+---@param value number
+---@param opts? nibble.options
+---@return nibble.tensor
+function nibble.full(shape, value, opts) end
+
+--- 0, 1, ... stop-1, or start, start+step, ... while before `stop`. Default dtype: int64 when all are integers, else
+--- float32; element i is start + i*step computed in float64 (in int64 for integers) and rounded once.
+---@overload fun(stop: number, opts?: nibble.options): nibble.tensor
+---@overload fun(start: number, stop: number, opts?: nibble.options): nibble.tensor
+---@param start number
+---@param stop number
+---@param step number  not 0
+---@param opts? nibble.options
+---@return nibble.tensor
+function nibble.arange(start, stop, step, opts) end
+
+--- Standard normal values (float dtypes; default float32). The same bits on every device for the same seed and shape.
+---@param ... nibble.shape|nibble.random_options
+---@return nibble.tensor
+function nibble.randn(...) end
+
+--- Integers low <= x < high. Default dtype int64 (any dtype; low and high-1 must be representable in an integer dtype).
+---@param low integer
+---@param high integer  greater than low
+---@param shape integer[]|integer
+---@param opts? nibble.random_options
+---@return nibble.tensor
+function nibble.randint(low, high, shape, opts) end
+
+--- A random permutation of 0..n-1. Default dtype int64 (int32 and int64 only).
+---@param n integer
+---@param opts? nibble.random_options
+---@return nibble.tensor
+function nibble.randperm(n, opts) end
+
+--- A tensor from raw little-endian bytes, row-major; the string's length must be the size of the tensor. dtype: required.
+---@param bytes string
+---@param shape integer[]|integer
+---@param opts nibble.options
+---@return nibble.tensor
+function nibble.from_bytes(bytes, shape, opts) end
+
+--- Reads a NumPy `.npy` file (versions 1 to 3, little endian, C or Fortran order; f4 f2 f8 u1 i1 u2 i4 i8, f8 is rounded
+--- to float32). `dtype`: read the same bits as another type of the same size ("uint16" data as "bfloat16", "uint8" as
+--- "float8_e4m3fn"). A file that cannot be opened gives `nil, message`; one that is damaged raises an error.
+---@param path string
+---@param opts? nibble.options
+---@return nibble.tensor?
+---@return string? message
+function nibble.load(path, opts) end
+
+--- The rotary table `[max_position, 64]` of DeepSeek-V4's operations: cos(position * theta^(-2p/64)) in column p,
+--- sin in column 32+p, p = 0..31; float64 rounded once. Asynchronous and capturable.
+---@param max_position integer
+---@param opts? {theta?: number, dtype?: nibble.dtype, device?: string}  theta 1e4, dtype "float32" ("float16", "bfloat16")
+---@return nibble.tensor
+function nibble.rope_table(max_position, opts) end
+
+----------------------------------------------------------------------------------------------------------------- tensor
+
+--- A view (shape, strides, dtype) of a reference-counted storage on one device. `#t` is the first dimension. `t[i]` is an
+--- element of a 1-D tensor (a number) or a view of row i; `t[{i, j, ...}]` is an element when there is an index for each
+--- dimension, else a view. `t[i] = v` and `t[{...}] = v` write a number or copy a tensor (asynchronously, in the current
+--- stream). `a == b`: the same view of the same storage. `tostring(t)` prints values (elided when large), shape, dtype and
+--- device. `t:close()` (also `local t <close>`) releases the storage early; whatever is called on it then says "closed".
+--- Reading values waits for the work that writes them; inside a capture it is refused.
+---@class nibble.tensor
+---@field shape integer[]   a fresh table
+---@field dtype nibble.dtype
+---@field device string
+local tensor = {}
+
+--- Strides in elements; with `dim`, that one.
+---@param dim? integer
+---@return integer[]|integer
+function tensor:stride(dim) end
+---@return integer
+function tensor:dim() end
+---@return integer
+function tensor:numel() end
+---@return boolean
+function tensor:is_contiguous() end
+
+--- Elements `start` .. `start+length-1` of dimension `dim`, as a view.
+---@param dim integer
+---@param start integer
+---@param length integer  0 is allowed
+---@return nibble.tensor
+function tensor:narrow(dim, start, length) end
+
+--- Index `index` of dimension `dim`, as a view with one dimension less.
+---@param dim integer
+---@param index integer
+---@return nibble.tensor
+function tensor:select(dim, index) end
+
+--- The same elements under another shape, without a copy; one size may be -1. An error if strides do not allow it.
+---@param ... nibble.shape
+---@return nibble.tensor
+function tensor:view(...) end
+
+--- Dimensions in another order, each named once.
+---@param ... nibble.shape
+---@return nibble.tensor
+function tensor:permute(...) end
+
+---@param dim1 integer
+---@param dim2 integer
+---@return nibble.tensor
+function tensor:transpose(dim1, dim2) end
+
+--- Dimensions of size 1 repeated (stride 0), new leading dimensions allowed; -1 keeps a size.
+---@param ... nibble.shape
+---@return nibble.tensor
+function tensor:expand(...) end
+
+--- Any view of this tensor's storage: sizes, strides (>= 0) and an offset in elements from this tensor's first element
+--- (may be negative). It must lie inside the storage.
+---@param size integer[]
+---@param stride integer[]
+---@param offset? integer  default 0
+---@return nibble.tensor
+function tensor:as_strided(size, stride, offset) end
+
+--- The same bytes as another dtype: the last dimension grows or shrinks with the element size (it must be contiguous, and
+--- strides and offset must divide when elements grow).
+---@param dtype nibble.dtype
+---@return nibble.tensor
+function tensor:reinterpret(dtype) end
+
+--- Itself when compact and row-major, otherwise a compact copy.
+---@return nibble.tensor
+function tensor:contiguous() end
+
+--- A compact copy.
+---@return nibble.tensor
+function tensor:clone() end
+
+--- Copies `source` into this tensor, any strides, any dtypes, between devices; `source` may be expandable to this shape.
+--- To floats: round to nearest even (overflow to infinity for float16 and bfloat16; float8_e4m3fn saturates). Float to
+--- integer: truncate, saturate, NaN gives 0. Integer to a smaller integer: saturate. A NaN becomes 0x7FFFFFFF, 0x7FFF, 0x7F.
+--- The same dtype keeps every bit. A tensor whose elements overlap in memory cannot be written.
+---@param source nibble.tensor
+---@return nibble.tensor self
+function tensor:copy(source) end
+
+--- Every element becomes `value`.
+---@param value number
+---@return nibble.tensor self
+function tensor:fill(value) end
+
+--- A copy on another device or in another dtype; itself when nothing would change.
+---@param device_or_dtype string
+---@return nibble.tensor
+function tensor:to(device_or_dtype) end
+
+--- Nested tables of numbers (integers for integer dtypes); a number for a tensor without dimensions.
+---@return table|number
+function tensor:totable() end
+
+--- The only element, as a number.
+---@return number
+function tensor:item() end
+
+--- The elements row-major as a string of little-endian bytes.
+---@return string
+function tensor:bytes() end
+
+--- Writes a `.npy` file (version 1.0; bfloat16 as '<u2', float8_e4m3fn as '|u1'). `nil, message` if the file cannot be
+--- written.
+---@param path string
+---@return boolean?
+---@return string? message
+function tensor:save(path) end
+
+--- Same shape, same dtype and the same bits in every element (a NaN equals itself, 0.0 differs from -0.0).
+---@param other nibble.tensor
+---@return boolean
+function tensor:equal(other) end
+
+--- |a - b| <= atol + rtol * |b| for every element, in float64. Same shape required; dtypes may differ.
+---@param other nibble.tensor
+---@param opts? {rtol?: number, atol?: number, equal_nan?: boolean}  1e-5, 1e-8, false
+---@return boolean
+function tensor:allclose(other, opts) end
+
+--- The largest |a - b| in float64 (NaN if any difference is NaN) and where it is first found (nil when empty). Equal
+--- infinities differ by 0.
+---@param other nibble.tensor
+---@return number error
+---@return integer[]? index
+function tensor:max_error(other) end
+
+--- The largest |x| over the elements that are not NaN; 0 for none. (The quantizers' "amax".)
+---@return number
+function tensor:amax() end
+
+--- Releases the storage (when no other view, graph or queued work needs it). Twice is fine.
+function tensor:close() end
+
+------------------------------------------------------------------------------------------------- streams, events, graphs
+
+--- Work of one stream runs in order and asynchronously; work of different streams is ordered by events alone.
+---@class nibble.stream
+---@field device string
+local stream = {}
+
+---@param opts? {device?: string, priority?: integer}  priority: -1 is high, 0 normal (a hint; without effect on the CPU)
+---@return nibble.stream
+function nibble.stream(opts) end
+
+--- The stream that operations on a device use now: the innermost `scope`, else the device's default stream.
+---@param device? string
+---@return nibble.stream
+function nibble.current_stream(device) end
+
+--- Calls `fn(...)` with this stream current and returns its results; the former stream is current again afterwards, also
+--- after an error. Yielding across it is an error.
+---@param fn fun(...): ...
+---@param ... any
+---@return any ...
+function stream:scope(fn, ...) end
+
+--- Waits for all work of the stream. Raises its error, or a content fault of the device, once.
+function stream:synchronize() end
+
+--- An event after the work queued so far.
+---@return nibble.event
+function stream:record() end
+
+--- Later work of this stream waits for the event (of any stream of the same device).
+---@param event nibble.event
+function stream:wait(event) end
+
+--- Records what `fn()` does on this stream, instead of doing it, as a graph. Other streams join by waiting for an event
+--- that was recorded inside, and must be joined back the same way. The stream is current in `fn`. The capture always ends,
+--- also when `fn` raises (the error goes on). Refused inside, with the capture intact: reading or printing values, waits,
+--- creating tensors from host data, numbers as scales, work on a stream of the device that has not joined, another
+--- capture, a replay. The graph keeps every tensor alive that it uses.
+---@param fn fun()
+---@param opts? {mode?: "thread_local"|"global"|"relaxed"}  default "thread_local"; one meaning on the CPU
+---@return nibble.graph
+function stream:capture(fn, opts) end
+
+--- Releases the stream when its work is done, without waiting. A default stream cannot be closed.
+function stream:close() end
+
+---@class nibble.event
+---@field device string
+local event = {}
+
+--- Whether the work before it is done.
+---@return boolean
+function event:query() end
+
+--- Waits for the work before it. Raises as stream:synchronize does.
+function event:synchronize() end
+
+--- Milliseconds from this event to a later one (waits for both).
+---@param later nibble.event
+---@return number milliseconds
+function event:elapsed(later) end
+
+function event:close() end
+
+---@class nibble.graph
+---@field device string
+local graph = {}
+
+---@class nibble.graph_node
+---@field id integer       from 1, in the order of recording
+---@field name string      kernel name ("append", "dequantize", "copy", ...)
+---@field deps integer[]   ids of the nodes it waits for, ascending
+
+--- Runs the graph once, as work of the current stream.
+function graph:replay() end
+
+--- Captures `fn` anew on the graph's stream and puts the result in place of the old one, for replays from now on. true:
+--- same nodes and dependencies, updated in place; false: built anew. After an error in `fn` the graph is as before.
+---@param fn fun()
+---@return boolean in_place
+function graph:update(fn) end
+
+---@return nibble.graph_node[]
+function graph:nodes() end
+
+--- The graph in Graphviz's language.
+---@return string
+function graph:dot() end
+
+function graph:close() end
+
+------------------------------------------------------------------------------------------------------------- operations
+
+---@alias nibble.cache nibble.tensor|nibble.tensor[]  a pair {k, v}, or one 5-D tensor with K and V in its second dimension
+---@alias nibble.scale number|nibble.tensor           a positive finite number, or a float32 tensor of one element on the device
+
+nibble.page = {}
+
+--- Quantizes K/V rows to NVFP4 and writes each to its slot. Row i goes to page slot // page_size, entry slot % page_size;
+--- slots < 0 or >= num_pages*page_size are skipped. Scales are written linear.
+---@param append_key nibble.tensor    [rows, heads, head_dim] float16 or bfloat16, last dimension contiguous
+---@param append_value nibble.tensor  same shape and dtype
+---@param slot_mapping nibble.tensor  [nnz] int32 or int64, nnz <= rows
+---@param paged_kv_cache nibble.cache uint8 NHD [num_pages, page_size, heads, head_dim/2] or HND [num_pages, heads, page_size, head_dim/2]
+---@param kv_cache_sf nibble.cache    float8_e4m3fn or uint8, the same with head_dim/16
+---@param k_scale nibble.scale        global decode scale; inside a capture it must be a tensor
+---@param v_scale nibble.scale
+---@param kv_layout? nibble.layout|{kv_layout?: nibble.layout}  default "NHD"
+function nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(append_key, append_value, slot_mapping, paged_kv_cache, kv_cache_sf, k_scale, v_scale, kv_layout) end
+
+nibble.quantization = {}
+
+--- Turns the pages that requests reach into an E4M3 cache: element = E4M3(E2M1 value * block scale).
+---@param k_cache nibble.tensor         uint8 HND [num_pages, heads, page_size, head_dim/2], head_dim % 64 == 0, page_size % 4 == 0
+---@param v_cache nibble.tensor         same shape
+---@param k_block_scales nibble.tensor  uint8 or float8_e4m3fn [num_pages, heads, page_size, head_dim/16], linear
+---@param v_block_scales nibble.tensor  the same, 4-token-interleaved (see swizzle_v_scales)
+---@param block_tables nibble.tensor    int32 [batch, >= ceil(max_kv_len/page_size)], or [batch, 2, ...] when not shared
+---@param seq_lens nibble.tensor        int32 [batch]
+---@param max_kv_len integer            >= 0
+---@param opts? {uses_shared_paged_kv_idx?: boolean, out?: nibble.tensor, kv_page_indptr?: nibble.tensor, num_pages?: integer}  true; contiguous float8_e4m3fn; int32 [batch+1], needs num_pages
+---@return nibble.tensor kv_cache_fp8      [num_pages+1, 2, heads, page_size, head_dim], page 0 zero
+---@return nibble.tensor fp8_block_tables  int32 [batch, ceil(max_kv_len/page_size)]
+function nibble.quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_block_scales, v_block_scales, block_tables, seq_lens, max_kv_len, opts) end
+
+--- Gathers and dequantizes requests: out = (E2M1 value * block scale) * global scale. Tokens at or past seq_lens[b] are
+--- left unchanged. K and V may differ in head_dim.
+---@param paged_kv_cache nibble.cache   uint8, as in the append
+---@param kv_cache_sf nibble.cache      linear scales
+---@param block_tables nibble.tensor    int32 or int64 [batch, >= ceil(max_seq_len/page_size)]
+---@param seq_lens nibble.tensor        int32 [batch]
+---@param k_scale nibble.tensor         float32, one element
+---@param v_scale nibble.tensor
+---@param output_k nibble.tensor        contiguous float16 or bfloat16 [batch, max_seq_len, heads, head_dim]
+---@param output_v nibble.tensor        the same dtype
+---@param kv_layout? nibble.layout|{kv_layout?: nibble.layout}  default "NHD"
+function nibble.quantization.nvfp4_kv_dequantize_paged(paged_kv_cache, kv_cache_sf, block_tables, seq_lens, k_scale, v_scale, output_k, output_v, kv_layout) end
+
+--- V's block scales from linear to 4-token-interleaved order (what nvfp4_kv_materialize_fp8 reads), or back. Strided and
+--- paged tensors allowed.
+---@param v_sf nibble.tensor         float8_e4m3fn or uint8, NHD [pages, page_size, heads, S] or HND [pages, heads, page_size, S]; page_size % 4 == 0, S % 4 == 0
+---@param kv_layout nibble.layout
+---@param opts? {inverse?: boolean, out?: nibble.tensor}  out: same shape and dtype, not overlapping v_sf
+---@return nibble.tensor out
+function nibble.quantization.swizzle_v_scales(v_sf, kv_layout, opts) end
+
+--- Quantizes whole caches. Per tensor: global_sf as given, or 448 / max(amax, 1e-12); g = 1 / global_sf; V scales
+--- interleaved.
+---@param k_cache nibble.tensor  float16 or bfloat16 HND [num_pages, heads, page_size, head_dim] or NHD; head_dim % 64 == 0, page_size % 4 == 0
+---@param v_cache nibble.tensor  same shape and dtype
+---@param kv_layout? nibble.layout  default "HND"
+---@param k_global_sf? nibble.scale
+---@param v_global_sf? nibble.scale
+---@return nibble.tensor[] kv_cache  {k, v} uint8
+---@return nibble.tensor[] kv_sf     {k_sf, v_sf} float8_e4m3fn
+---@return nibble.tensor k_scale     float32 [1]: g of K
+---@return nibble.tensor v_scale
+function nibble.quantization.nvfp4_quantize_paged_kv_cache(k_cache, v_cache, kv_layout, k_global_sf, v_global_sf) end
+
+nibble.mla = {}
+
+--- Rotates q, then rotates, quantizes and inserts kv into a DeepSeek-V4 NVFP4 cache.
+---@param q nibble.tensor              contiguous bfloat16 [tokens, heads, 512]
+---@param kv nibble.tensor             contiguous bfloat16 [tokens, 512]
+---@param cache nibble.tensor          uint8 [num_pages, page_size, 384], [num_pages, 1, page_size, 384] or [num_pages, page_size, 1, 384]; page stride a multiple of 16, compact inside a page
+---@param slot_mapping nibble.tensor   contiguous int32 or int64 [<= tokens]
+---@param positions nibble.tensor      contiguous int64 [tokens]
+---@param cos_sin_cache nibble.tensor  contiguous float32 [max_position, 64]
+---@param opts? {q_head_padded?: integer, apply_q_rope?: boolean, q_inplace?: boolean}  0 (or 8, 16, 32, 64, 128), true, false
+---@return nibble.tensor q_out         bfloat16 [tokens, q_head_padded, 512], or q itself when in place
+function nibble.mla.cake_dsv4_nvfp4_rope_quantize_insert(q, kv, cache, slot_mapping, positions, cos_sin_cache, opts) end
+
+--- The cache-only sibling: with compress_ratio 2 only every second position is inserted, rotated as its pair's first.
+---@param kv nibble.tensor
+---@param cache nibble.tensor
+---@param slot_mapping nibble.tensor
+---@param positions nibble.tensor
+---@param cos_sin_cache nibble.tensor
+---@param opts? {compress_ratio?: integer}  1 or 2
+function nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, cache, slot_mapping, positions, cos_sin_cache, opts) end
+
+--- The bfloat16 rows that records stand for. A bad slot gives a zero row and a content fault.
+---@param cache nibble.tensor  as above
+---@param slots nibble.tensor  int32 or int64 [n]
+---@return nibble.tensor rows  bfloat16 [n, 512]
+function nibble.mla.dequantize_cache(cache, slots) end
+
+return nibble

@@ -1,0 +1,465 @@
+--- Pages of a paged KV cache: an allocator that hands them out, the index tensors that kernels read, and the pools.
+--
+--   local pages = require "nibble.pages"
+--   local allocator = pages.allocator { num_pages = 64, page_size = 16, layout = "shuffled", seed = 7 }
+--   local a = allocator:allocate(37)                -- a request of 37 tokens on 3 pages
+--   local b = allocator:fork(a, 20)                 -- shares a's first 20 tokens
+--   local slots, copies = allocator:append(b, 1)    -- b's next token; copies: pages to copy before it is written
+--   local batch = allocator:batch({ a, b })         -- block_tables, seq_lens, kv_page_indptr, slot_mapping
+--   local t = pages.tensors(batch, { device = "cpu" })
+--   local pool = pages.caches { num_pages = 64, page_size = 16, num_kv_heads = 4, head_dim = 64 }
+--
+-- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything but `tensors` and
+-- `caches` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool without enough
+-- free pages is something that a program lives with: `nil, message`, and nothing has changed.
+
+local pages = {}
+
+local function fail(where, parameter, expected, got)
+  error(("%s: %s: expected %s, got %s"):format(where, parameter, expected, tostring(got)), 0)
+end
+
+local function integer(where, parameter, value, minimum)
+  local number = math.type(value) and math.tointeger(value)
+  if not number or number < minimum then fail(where, parameter, "an integer >= " .. minimum, value) end
+  return number
+end
+
+local function known(where, opts, names)
+  if type(opts) ~= "table" then fail(where, "options", "a table", type(opts)) end
+  for name in pairs(opts) do
+    if not names:find(" " .. tostring(name) .. " ", 1, true) then
+      error(("%s: %s: expected one of%s, got an unknown option"):format(where, tostring(name), names), 0)
+    end
+  end
+  return opts
+end
+
+--- A generator of its own (SplitMix64), so that a layout neither reads nor disturbs `math.random`.
+---@param seed integer
+---@return fun(n: integer): integer next  an integer 0 .. n-1
+function pages.generator(seed)
+  local state = integer("pages.generator", "seed", seed, math.mininteger)
+  return function(n)
+    state = state + 0x9E3779B97F4A7C15
+    local z = state
+    z = (z ~ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ~ (z >> 27)) * 0x94D049BB133111EB
+    return ((z ~ (z >> 31)) >> 1) % n
+  end
+end
+
+local function shuffle(list, random)
+  for i = #list, 2, -1 do
+    local j = random(i) + 1
+    list[i], list[j] = list[j], list[i]
+  end
+  return list
+end
+
+------------------------------------------------------------------------------------------------------------- layouts
+
+-- A layout is the order in which free pages are handed out: fn(num_pages, random) -> every page 0..num_pages-1, once.
+local layouts = {}
+
+--- Lowest page first.
+function layouts.sequential(num_pages)
+  local order = {}
+  for page = 0, num_pages - 1 do order[page + 1] = page end
+  return order
+end
+
+--- The same order, but the search goes on after the page handed out last, round and round: a freed page rests longest.
+layouts.ring = layouts.sequential
+
+--- No order at all.
+function layouts.shuffled(num_pages, random)
+  return shuffle(layouts.sequential(num_pages), random)
+end
+
+--- Runs of 1 to 3 neighbours in no order, as a pool looks after a long time of service.
+function layouts.fragmented(num_pages, random)
+  local runs, page = {}, 0
+  while page < num_pages do
+    local length = math.min(1 + random(3), num_pages - page)
+    runs[#runs + 1] = { page, length }
+    page = page + length
+  end
+  local order = {}
+  for _, run in ipairs(shuffle(runs, random)) do
+    for i = 0, run[2] - 1 do order[#order + 1] = run[1] + i end
+  end
+  return order
+end
+
+local function layout_order(where, layout, num_pages, random)
+  local name = type(layout) == "function" and "the layout function" or layout
+  local fn = type(layout) == "function" and layout or layouts[layout]
+  if not fn then fail(where, "layout", "sequential, shuffled, fragmented, ring or a function", layout) end
+  local order, seen = fn(num_pages, random), {}
+  if type(order) ~= "table" or #order ~= num_pages then
+    fail(where, "layout", num_pages .. " pages from " .. name, type(order) == "table" and #order or type(order))
+  end
+  for i, page in ipairs(order) do
+    local value = math.type(page) and math.tointeger(page)
+    if not value or value < 0 or value >= num_pages or seen[value] then
+      fail(where, "layout", ("each page 0..%d once from %s"):format(num_pages - 1, name), page)
+    end
+    seen[value], order[i] = true, value
+  end
+  return order
+end
+
+----------------------------------------------------------------------------------------------------------- allocator
+
+--- A request's place in the pool. Read it freely; only an allocator changes it.
+---@class nibble.request
+---@field pages integer[]  physical pages in the order of the tokens: pages[j+1] holds tokens j*page_size and on
+---@field length integer   tokens
+
+---@class nibble.page_copy
+---@field source integer       page to copy from
+---@field destination integer  page to copy to
+---@field entries integer      how many of its first entries are in use
+
+---@class nibble.allocator
+---@field num_pages integer
+---@field page_size integer  tokens a page
+---@field num_free integer   pages
+local allocator = {}
+allocator.__index = allocator
+
+---@alias nibble.page_order fun(num_pages: integer, random: fun(n: integer): integer): integer[]
+---@alias nibble.page_layout "sequential"|"shuffled"|"fragmented"|"ring"|nibble.page_order
+
+---@class nibble.allocator_options
+---@field num_pages integer
+---@field page_size integer
+---@field layout? nibble.page_layout  the order in which free pages are handed out; default "sequential"
+---@field seed? integer               of "shuffled", "fragmented" and a function's `random`; default 0
+---@field reserved? integer           first pages that are never handed out; 1 keeps page 0, where stray padding would land
+
+--- An allocator of pages 0 .. num_pages-1.
+---@param opts nibble.allocator_options
+---@return nibble.allocator
+function pages.allocator(opts)
+  local where = "pages.allocator"
+  known(where, opts, " num_pages page_size layout seed reserved ")
+  local num_pages = integer(where, "num_pages", opts.num_pages, 1)
+  local reserved = integer(where, "reserved", opts.reserved or 0, 0)
+  if reserved >= num_pages then fail(where, "reserved", "fewer than num_pages", reserved) end
+  local layout = opts.layout or "sequential"
+  local self = {
+    num_pages = num_pages,
+    page_size = integer(where, "page_size", opts.page_size, 1),
+    num_free = num_pages - reserved,
+    ring = layout == "ring",
+    order = layout_order(where, layout, num_pages, pages.generator(opts.seed or 0)),
+    rank = {},     -- page -> its index in `order`
+    count = {},    -- page -> requests that hold it; nil: free
+    live = {},     -- request -> true until it is freed
+    first = 1,     -- no page before this index of `order` is free (ring: where the search starts)
+  }
+  for i, page in ipairs(self.order) do self.rank[page] = i end
+  for page = 0, reserved - 1 do self.count[page] = math.huge end
+  return setmetatable(self, allocator)
+end
+
+local function take(self)
+  local i = self.first
+  while self.count[self.order[i]] do i = i % #self.order + 1 end
+  local page = self.order[i]
+  self.first = i % #self.order + 1
+  self.count[page] = 1
+  self.num_free = self.num_free - 1
+  return page
+end
+
+local function release(self, page)
+  self.count[page] = self.count[page] - 1
+  if self.count[page] > 0 then return end
+  self.count[page] = nil
+  self.num_free = self.num_free + 1
+  if not self.ring then self.first = math.min(self.first, self.rank[page]) end
+end
+
+local function check_live(self, where, request)
+  if not self.live[request] then
+    local got = type(request) == "table" and request.pages and "one that was freed or belongs to another allocator"
+    fail(where, "request", "a live request", got or type(request))
+  end
+end
+
+--- How many requests hold a page: 0 is free, 2 and more is shared. A reserved page gives math.huge.
+---@param page integer
+---@return number
+function allocator:references(page)
+  return self.count[page] or 0
+end
+
+--- A new request of `length` tokens (0 is allowed).
+---@param length integer
+---@return nibble.request?
+---@return string? message
+function allocator:allocate(length)
+  local request = { pages = {}, length = 0 }
+  self.live[request] = true
+  local slots, message = self:append(request, integer("allocator:allocate", "length", length, 0))
+  if slots then return request end
+  self.live[request] = nil
+  return nil, message
+end
+
+--- Room for `count` more tokens of a request: their slots, in order, and the pages that must be copied before anything is
+--- written to them (a shared last page is exchanged for one of the request's own: copy on write).
+---@param request nibble.request
+---@param count integer
+---@return integer[]? slots
+---@return nibble.page_copy[]|string copies  the message when there are not enough pages
+function allocator:append(request, count)
+  check_live(self, "allocator:append", request)
+  count = integer("allocator:append", "count", count, 0)
+  local size, list = self.page_size, request.pages
+  local entries = request.length % size
+  local shared = count > 0 and entries > 0 and self.count[list[#list]] > 1
+  local needed = (request.length + count + size - 1) // size - #list
+  if needed + (shared and 1 or 0) > self.num_free then
+    return nil, ("not enough pages: %d needed, %d free"):format(needed + (shared and 1 or 0), self.num_free)
+  end
+  local copies = {}
+  if shared then
+    local source = list[#list]
+    list[#list] = take(self)
+    release(self, source)
+    copies[1] = { source = source, destination = list[#list], entries = entries }
+  end
+  for _ = 1, needed do list[#list + 1] = take(self) end
+  request.length = request.length + count
+  return self:slots(request, request.length - count, count), copies
+end
+
+--- A request that shares the pages of another's first `length` tokens (default: all). Nothing is copied now: whoever first
+--- appends to a page that is still shared gets one of its own (see `append`).
+---@param request nibble.request
+---@param length? integer
+---@return nibble.request
+function allocator:fork(request, length)
+  check_live(self, "allocator:fork", request)
+  length = integer("allocator:fork", "length", length or request.length, 0)
+  if length > request.length then fail("allocator:fork", "length", "at most " .. request.length, length) end
+  local child = { pages = {}, length = length }
+  for j = 1, (length + self.page_size - 1) // self.page_size do
+    child.pages[j] = request.pages[j]
+    self.count[request.pages[j]] = self.count[request.pages[j]] + 1
+  end
+  self.live[child] = true
+  return child
+end
+
+--- Gives a request's pages back; those that no other request shares become free. Freeing it again is an error.
+---@param request nibble.request
+function allocator:free(request)
+  check_live(self, "allocator:free", request)
+  self.live[request] = nil
+  for _, page in ipairs(request.pages) do release(self, page) end
+end
+
+--- The slots of `count` tokens from `position` on (default: all tokens).
+---@param request nibble.request
+---@param position? integer
+---@param count? integer
+---@return integer[]
+function allocator:slots(request, position, count)
+  check_live(self, "allocator:slots", request)
+  position = integer("allocator:slots", "position", position or 0, 0)
+  count = integer("allocator:slots", "count", count or request.length - position, 0)
+  if position + count > request.length then
+    fail("allocator:slots", "count", "at most " .. request.length - position, count)
+  end
+  local size, slots = self.page_size, {}
+  for token = position, position + count - 1 do
+    slots[#slots + 1] = request.pages[token // size + 1] * size + token % size
+  end
+  return slots
+end
+
+------------------------------------------------------------------------------------------------------ index tensors
+
+---@class nibble.batch
+---@field block_tables integer[][]   [batch_size][max_pages], -1 where there is no page
+---@field seq_lens integer[]         [batch_size], 0 in padding rows
+---@field kv_page_indptr integer[]   [batch_size + 1], prefix sums of the requests' pages; padding rows have none
+---@field slot_mapping integer[]     slots of each request's last `new_tokens` tokens, one request after another; -1 is padding
+
+---@class nibble.batch_options
+---@field batch_size? integer  rows, padding included; default: the number of requests
+---@field max_pages? integer   columns of block_tables; default: the longest request's pages
+---@field new_tokens? integer  of each request, the last tokens whose slots are wanted; default: all
+---@field num_slots? integer   length of slot_mapping, padding included; default: no padding
+
+--- What kernels read, for some requests as one batch. Padding never points at a page: slots and pages are -1, lengths 0.
+---@param requests nibble.request[]
+---@param opts? nibble.batch_options
+---@return nibble.batch
+function allocator:batch(requests, opts)
+  local where = "allocator:batch"
+  opts = known(where, opts or {}, " batch_size max_pages new_tokens num_slots ")
+  local longest = 0
+  for _, request in ipairs(requests) do
+    check_live(self, where, request)
+    longest = math.max(longest, #request.pages)
+  end
+  local batch_size = integer(where, "batch_size", opts.batch_size or #requests, #requests)
+  local max_pages = integer(where, "max_pages", opts.max_pages or longest, longest)
+  local batch = { block_tables = {}, seq_lens = {}, kv_page_indptr = { 0 }, slot_mapping = {} }
+  for b = 1, batch_size do
+    local request = requests[b] or { pages = {}, length = 0 }
+    local row = table.move(request.pages, 1, #request.pages, 1, {})
+    for j = #row + 1, max_pages do row[j] = -1 end
+    batch.block_tables[b] = row
+    batch.seq_lens[b] = request.length
+    batch.kv_page_indptr[b + 1] = batch.kv_page_indptr[b] + #request.pages
+    if requests[b] then
+      local new = integer(where, "new_tokens", opts.new_tokens or request.length, 0)
+      if new > request.length then fail(where, "new_tokens", "at most the request's " .. request.length, new) end
+      local slots = self:slots(request, request.length - new, new)
+      table.move(slots, 1, new, #batch.slot_mapping + 1, batch.slot_mapping)
+    end
+  end
+  local used = #batch.slot_mapping
+  for i = used + 1, integer(where, "num_slots", opts.num_slots or used, used) do batch.slot_mapping[i] = -1 end
+  return batch
+end
+
+---@class nibble.plan_options: nibble.batch_options
+---@field lengths integer[]           tokens of each request
+---@field page_size integer
+---@field num_pages? integer          default: just enough
+---@field layout? nibble.page_layout
+---@field seed? integer
+---@field reserved? integer
+
+--- Allocates requests of the given lengths and makes a batch of them, in one call.
+---@param opts nibble.plan_options
+---@return nibble.batch? batch
+---@return nibble.request[]|string requests  the message when there are not enough pages
+---@return nibble.allocator? allocator
+function pages.plan(opts)
+  local where = "pages.plan"
+  known(where, opts, " lengths page_size num_pages layout seed reserved batch_size max_pages new_tokens num_slots ")
+  if type(opts.lengths) ~= "table" then fail(where, "lengths", "a list of lengths", type(opts.lengths)) end
+  local size = integer(where, "page_size", opts.page_size, 1)
+  local needed = opts.reserved or 0
+  for _, length in ipairs(opts.lengths) do
+    needed = needed + (integer(where, "lengths", length, 0) + size - 1) // size
+  end
+  local owner = pages.allocator {
+    num_pages = opts.num_pages or math.max(needed, 1),
+    page_size = size, layout = opts.layout, seed = opts.seed, reserved = opts.reserved,
+  }
+  local requests = {}
+  for i, length in ipairs(opts.lengths) do
+    local request, message = owner:allocate(length)
+    if not request then return nil, message end
+    requests[i] = request
+  end
+  local batch = owner:batch(requests, {
+    batch_size = opts.batch_size, max_pages = opts.max_pages, new_tokens = opts.new_tokens, num_slots = opts.num_slots,
+  })
+  return batch, requests, owner
+end
+
+---@class nibble.batch_tensors
+---@field block_tables nibble.tensor    int32 [batch_size, max_pages]
+---@field seq_lens nibble.tensor        int32 [batch_size]
+---@field kv_page_indptr nibble.tensor  int32 [batch_size + 1]
+---@field slot_mapping nibble.tensor    int64 [num_slots]
+
+--- A batch as tensors under the same names. `block_tables` and `slot_mapping` may be asked for as "int32" or "int64".
+---@param batch nibble.batch
+---@param opts? {device?: string, block_tables?: nibble.dtype, slot_mapping?: nibble.dtype}
+---@return nibble.batch_tensors
+function pages.tensors(batch, opts)
+  local nibble = require "nibble"
+  opts = known("pages.tensors", opts or {}, " device block_tables slot_mapping ")
+  local function tensor(name, dtype, shape)
+    local flat = batch[name]
+    if #shape == 2 then
+      flat = {}
+      for _, row in ipairs(batch[name]) do table.move(row, 1, #row, #flat + 1, flat) end
+    end
+    -- From packed integers, so that a table without rows or columns keeps its shape.
+    local format = dtype == "int32" and "<i4" or "<i8"
+    local packed = {}
+    for i, value in ipairs(flat) do packed[i] = format:pack(value) end
+    return nibble.from_bytes(table.concat(packed), shape, { dtype = dtype, device = opts.device })
+  end
+  local rows, columns = #batch.block_tables, batch.block_tables[1] and #batch.block_tables[1] or 0
+  return {
+    block_tables = tensor("block_tables", opts.block_tables or "int32", { rows, columns }),
+    seq_lens = tensor("seq_lens", "int32", { #batch.seq_lens }),
+    kv_page_indptr = tensor("kv_page_indptr", "int32", { #batch.kv_page_indptr }),
+    slot_mapping = tensor("slot_mapping", opts.slot_mapping or "int64", { #batch.slot_mapping }),
+  }
+end
+
+--------------------------------------------------------------------------------------------------------------- pools
+
+---@class nibble.caches
+---@field paged_kv_cache nibble.tensor[]  {k, v} uint8, packed E2M1
+---@field kv_cache_sf nibble.tensor[]     {k, v} float8_e4m3fn, block scales
+---@field storage nibble.tensor[]         the four uint8 [num_pages, page stride] pools behind them: k, v, k_sf, v_sf
+---@field kv_layout nibble.layout
+
+---@class nibble.caches_options
+---@field num_pages integer
+---@field page_size integer
+---@field num_kv_heads integer
+---@field head_dim integer           a multiple of 16
+---@field v_head_dim? integer        default: head_dim
+---@field kv_layout? nibble.layout   default "NHD"
+---@field page_padding? integer      bytes between two pages of data, which no operation may touch; default 0
+---@field sf_page_padding? integer   the same for scales
+---@field fill? integer              every byte, padding included; default 0
+---@field device? string
+
+--- The pools of one layer's NVFP4 KV cache. NHD: [num_pages, page_size, num_kv_heads, X]; HND: [num_pages, num_kv_heads,
+--- page_size, X]; X = head_dim/2 bytes of data, head_dim/16 scales.
+---@param opts nibble.caches_options
+---@return nibble.caches
+function pages.caches(opts)
+  local where = "pages.caches"
+  known(where, opts, " num_pages page_size num_kv_heads head_dim v_head_dim kv_layout page_padding sf_page_padding fill "
+    .. "device ")
+  local function dimension(parameter, value)
+    if integer(where, parameter, value, 16) % 16 ~= 0 then fail(where, parameter, "a multiple of 16", value) end
+    return value
+  end
+  local num_pages, size = integer(where, "num_pages", opts.num_pages, 0), integer(where, "page_size", opts.page_size, 1)
+  local heads = integer(where, "num_kv_heads", opts.num_kv_heads, 1)
+  local k_dim = dimension("head_dim", opts.head_dim)
+  local v_dim = dimension("v_head_dim", opts.v_head_dim or k_dim)
+  local padding = integer(where, "page_padding", opts.page_padding or 0, 0)
+  local sf_padding = integer(where, "sf_page_padding", opts.sf_page_padding or 0, 0)
+  local kv_layout, fill = opts.kv_layout or "NHD", opts.fill or 0
+  if kv_layout ~= "NHD" and kv_layout ~= "HND" then fail(where, "kv_layout", '"NHD" or "HND"', kv_layout) end
+
+  local nibble = require "nibble"
+  local storages = {}
+  local function pool(last, gap, dtype)
+    local stride = size * heads * last + gap
+    local storage = nibble.full({ num_pages, stride }, fill, { dtype = "uint8", device = opts.device })
+    storages[#storages + 1] = storage
+    local shape, strides = { num_pages, size, heads, last }, { stride, heads * last, last, 1 }
+    if kv_layout == "HND" then shape, strides = { num_pages, heads, size, last }, { stride, size * last, last, 1 } end
+    return storage:reinterpret(dtype):as_strided(shape, strides)
+  end
+  local sf_dtype = "float8_e4m3fn"
+  return {
+    paged_kv_cache = { pool(k_dim // 2, padding, "uint8"), pool(v_dim // 2, padding, "uint8") },
+    kv_cache_sf = { pool(k_dim // 16, sf_padding, sf_dtype), pool(v_dim // 16, sf_padding, sf_dtype) },
+    storage = storages, kv_layout = kv_layout,
+  }
+end
+
+return pages
