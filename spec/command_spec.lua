@@ -1,0 +1,235 @@
+-- The `nibble` command, run as a process.
+local process = require "spec.support.runtime_process"
+
+local command = process.quote(process.command())
+
+local function nibble(arguments, input)
+  local feed = input and ("printf %%s %s | "):format(process.quote(input)) or ""
+  return process.run(feed .. command .. " " .. arguments)
+end
+
+local function script(code)
+  local path = os.tmpname()
+  local file = assert(io.open(path, "w"))
+  file:write(code)
+  file:close()
+  finally(function() os.remove(path) end)
+  return path
+end
+
+local function ended_well(result, output)
+  assert.equal("", result.stderr)
+  assert.equal(output, result.stdout)
+  assert.equal(0, result.status)
+end
+
+local function failed(result, status, message)
+  assert.equal(status, result.status)
+  assert.equal("", result.stdout)
+  assert.matches(message, result.stderr)
+end
+
+describe("nibble #quick", function()
+  local version = require("nibble").version
+
+  it("--version says its version and Lua's", function()
+    local result = nibble("--version")
+    ended_well(result, result.stdout)
+    assert.matches("^nibble " .. version:gsub("%.", "%%.") .. " %(Lua 5%.4%.%d+%)\n$", result.stdout)
+  end)
+
+  it("--help lists every way to call it", function()
+    local result = nibble("--help")
+    ended_well(result, result.stdout)
+    for _, words in ipairs { "nibble FILE", "nibble %-e CODE", "nibble devices", "%-%-version", "%-%-help" } do
+      assert.matches(words, result.stdout)
+    end
+  end)
+
+  describe("says in one line what is wrong with its arguments, and returns 2:", function()
+    for arguments, message in pairs {
+      ["--nonsense"] = "unknown option %-%-nonsense",
+      ["-x"] = "unknown option %-x",
+      ["-e"] = "%-e wants code",
+      ["--"] = "%-%- wants a file",
+      ["devices cpu"] = "devices takes no arguments, got cpu",
+    } do
+      it("nibble " .. arguments, function() failed(nibble(arguments), 2, "^nibble: " .. message .. "[^\n]*\n$") end)
+    end
+  end)
+
+  it("-e runs code, with the arguments behind it, nibble as a global", function()
+    ended_well(nibble [[-e 'print(nibble.version, ...)' a 'b c']], version .. "\ta\tb c\n")
+  end)
+
+  it("FILE runs a script with `...`, `arg` and the module", function()
+    local path = script [[
+      local nibble = require "nibble"
+      assert(nibble == _G.nibble)
+      print(nibble.arange(3):totable()[3], #arg, arg[0], arg[1], arg[2], ...)
+    ]]
+    ended_well(nibble(path .. " -x '' "), ("2\t2\t%s\t-x\t\t-x\t\n"):format(path))
+  end)
+
+  it("finds its own Lua modules from any folder", function()
+    ended_well(process.run("cd / && " .. command .. [[ -e 'print(type(require "nibble.pages"))']]), "table\n")
+  end)
+
+  it("finds the module again after a program has emptied package.loaded", function()
+    ended_well(nibble [[-e 'package.loaded.nibble = nil; print(require("nibble").version)']], version .. "\n")
+  end)
+
+  it("runs standard input, as - or without a terminal", function()
+    ended_well(nibble("", "print(1 + 1, ...)\nprint('two')"), "2\ntwo\n")
+    ended_well(nibble("- a b", "print(1 + 1, ...)"), "2\ta\tb\n")
+  end)
+
+  it("runs a script with a first line for the shell", function()
+    ended_well(nibble(script("#!/usr/bin/env nibble\nprint(1)\n")), "1\n")
+  end)
+
+  it("reports a script's error with a traceback, without colour off a terminal, and returns 1", function()
+    local path = script "local function f() error('boom') end\nf()"
+    local result = nibble(path)
+    failed(result, 1, "^nibble: [^\n]*:1: boom\nstack traceback:\n")
+    assert.not_matches("\27", result.stderr)
+    failed(nibble [[-e 'error(setmetatable({}, {__tostring = function() return "object" end}))']], 1, "^nibble: object\n")
+    failed(nibble [[-e 'error({})']], 1, "^nibble: %(error object is a table value%)\n")
+    failed(nibble [[-e 'x =']], 1, "^nibble: [^\n]*unexpected symbol near <eof>\n$")
+    failed(nibble "/no/such/file.lua", 1, "^nibble: cannot open /no/such/file.lua[^\n]*\n$")
+  end)
+
+  it("ends quietly through os.exit, with live tensors, streams and queued work", function()
+    for call, status in pairs { ["os.exit()"] = 0, ["os.exit(0)"] = 0, ["os.exit(0, true)"] = 0, ["os.exit(7, true)"] = 7 } do
+      local result = nibble(script("t = nibble.zeros(1000, 1000); s = nibble.stream()\n" ..
+        "s:scope(function() for i = 1, 20 do t:fill(i) end end)\n" .. call))
+      assert.equal("", result.stderr)
+      assert.equal(status, result.status)
+    end
+  end)
+
+  it("devices lists each device with its name, description and whether it can be used", function()
+    local result = nibble("devices")
+    ended_well(result, result.stdout)
+    assert.matches("^device +description +status\n", result.stdout)
+    for _, device in ipairs(require("nibble").devices()) do
+      local line = result.stdout:match("[^\n]*%f[%w:]" .. device.name .. "%f[^%w:][^\n]*")
+      assert.truthy(line, "no line for " .. device.name)
+      assert.truthy(line:find(device.description or "", 1, true))
+      assert.truthy(line:find(device.available and "available" or "not available: " .. device.reason, 1, true))
+    end
+  end)
+
+  describe("at Ctrl-C", function()
+    -- The signal comes from a child of the script itself: a shell's background jobs would ignore it.
+    local kill = "io.popen('sleep 0.1; kill -INT $PPID')\n"
+
+    it("ends a running script with an error", function()
+      failed(nibble(script(kill .. "while true do end")), 1, "^nibble: [^\n]*interrupted!\nstack traceback:")
+    end)
+
+    it("raises an error that a script can catch, once", function()
+      local code = kill .. "print(pcall(function() while true do end end))\nfor i = 1, 1e6 do end\nprint 'on'"
+      local result = nibble(script(code))
+      assert.equal("", result.stderr)
+      assert.matches("^false\t[^\n]*interrupted!\non\n$", result.stdout)
+      assert.equal(0, result.status)
+    end)
+
+    it("stays deaf when it was started so", function()
+      local path = script(kill .. "local t = os.time() + 1\nwhile os.time() <= t do end\nprint 'done'")
+      ended_well(process.run(("trap '' INT; %s %s"):format(command, path)), "done\n")
+    end)
+  end)
+end)
+
+-- `script` of util-linux gives the command a terminal. What is typed comes in steps, as from a person: the first when the
+-- greeting is there, each other when the screen has come to rest.
+describe("the prompt", function()
+  local history
+
+  local function prompt(steps)
+    local screen = os.tmpname()
+    finally(function() os.remove(screen) end)
+    local lines = { [[
+      rest() {
+        size=-1
+        while now=$(wc -c <"$screen"); [ "$now" != "$size" ]; do size=$now; sleep 0.2; done
+      }
+      tries=0
+      until grep -q '^> ' "$screen" || [ $((tries += 1)) -gt 600 ]; do sleep 0.05; done]] }
+    for _, text in ipairs(steps) do table.insert(lines, "rest; printf %s " .. process.quote(text)) end
+    table.insert(lines, "rest; printf '\\004'; rest")
+    local result = process.run(("screen=%s\n{ %s\n} | TERM=xterm NIBBLE_HISTORY=%s timeout 60 script -qefc %s %s"):format(
+      screen, table.concat(lines, "\n"), process.quote(history), process.quote(command), screen))
+    return result.status, (result.stdout:gsub("\r", ""))
+  end
+
+  local function typed(...)
+    if process.run("command -v script").status ~= 0 then pending("no `script` here to make a terminal with") end
+    local status, screen = prompt { ... }
+    assert.equal(0, status, screen)
+    return screen
+  end
+
+  before_each(function()
+    history = os.tmpname()
+    os.remove(history)
+  end)
+  after_each(function() os.remove(history) end)
+
+  it("greets, prints values without print, and leaves at Ctrl-D", function()
+    local screen = typed("40 + 2\n", "nil, 'x'\n", "y = 5\n", "{1, {2, {}}, z = 'a'}\n")
+    assert.matches("nibble [%d.]+, Lua 5%.4%.%d+, device ", screen)
+    assert.matches("\n42\n", screen)
+    assert.matches("\nnil\tx\n", screen)
+    assert.matches("\n{1, {2, {}}, z = \"a\"}\n", screen)
+    assert.not_matches("\n5\n", screen)
+  end)
+
+  it("prints tensors", function()
+    assert.matches("float32", typed("nibble.zeros(2, 2)\n"))
+  end)
+
+  it("goes on reading until a chunk is complete", function()
+    local screen = typed("for i = 7, 8 do\n", "print(i * 11)\n", "end\n", "{\n", "6 * 7}\n")
+    assert.matches(">> ", screen)
+    assert.matches("\n77\n88\n", screen)
+    assert.matches("\n{42}\n", screen)
+  end)
+
+  it("completes globals, fields and methods", function()
+    assert.matches("\n0123456789\n", typed("tostr\t(\"0123456789\")\n"))
+    assert.matches("\ntable\n", typed("type(nibble.quanti\t)\n"))
+    assert.matches("\n6\n", typed("t = nibble.zeros(2, 3)\n", "t:nume\t()\n"))
+    assert.matches("transpose", typed("t = nibble.zeros(2, 3)\n", "t:t\t\t", "\21"))
+    assert.matches("\nABC\n", typed("s = 'abc'\n", "s:upp\t()\n"))
+  end)
+
+  it("shows an error in red and goes on", function()
+    local screen = typed("error('boom', 0)\n", "6 * 7\n")
+    assert.matches("\27%[31mboom\n", screen)
+    assert.matches("\n42\n", screen)
+  end)
+
+  it("at Ctrl-C drops the line, or ends what runs", function()
+    local screen = typed("nonsense(", "\3", "6 * 7\n", "while true do end\n", "\3", "6 * 8\n")
+    assert.matches("\n42\n", screen)
+    assert.matches("interrupted!", screen)
+    assert.matches("\n48\n", screen)
+  end)
+
+  it("keeps its history in a file for the owner alone, and reads it again", function()
+    typed("first = 6 * 7\n", "first + 1\n")
+    assert.equal("600\n", process.run("stat -c %a " .. history).stdout)
+    assert.matches("\n43\n", typed("first = 42\n", "\27[A\27[A\n"))
+  end)
+
+  it("leaves a file alone that is no history", function()
+    local file = assert(io.open(history, "w"))
+    file:write("precious\n")
+    file:close()
+    typed("1 + 1\n")
+    assert.equal("precious\n", process.read(history))
+  end)
+end)

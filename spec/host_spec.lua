@@ -1,0 +1,165 @@
+-- C programs that embed the runtime: spec/support/host/*.c, each compiled against runtime/nibble.h and libnibble.a.
+-- Their checks are in the programs; here it is said what each proves. Also what the built files may and must contain.
+local process = require("spec.support.runtime_process")
+
+local quote = process.quote
+local host = process.root .. "spec/support/host/"
+local build = process.command():match("^(.*/)[^/]*$") or process.build()
+local library = build .. "libnibble.a"
+
+local function compiler()
+  for _, name in ipairs({ os.getenv("CC") or "cc", "gcc", "clang" }) do
+    if process.has(name) then return name end
+  end
+end
+
+local function flags()
+  return process.sanitized() and "-fsanitize=address,undefined -fno-omit-frame-pointer" or ""
+end
+
+-- Compiles and runs a host program. `opts.libraries`: before the system's; `opts.args`: the program's.
+local function run(name, opts)
+  opts = opts or {}
+  local cc = compiler()
+  if not cc then return pending("there is no C compiler (cc, gcc, clang)") end
+  local program = os.tmpname()
+  local built = process.run(table.concat({ cc, "-std=c11 -D_DEFAULT_SOURCE -O1 -g -Wall -Wextra -Werror", flags(),
+    opts.cflags or "", "-I", quote(process.root .. "runtime"), "-o", program, quote(host .. name .. ".c"),
+    opts.library or quote(library), opts.libraries or "", "-lm -lpthread -ldl" }, " "))
+  assert.same({ status = 0, stdout = "", stderr = "" }, built)
+  local result = process.run("cd / && timeout -k 5 300 " .. program .. " " .. (opts.args or ""))
+  os.remove(program)
+  assert.same({ status = 0, stdout = "", stderr = "" }, result)
+end
+
+describe("a host in C", function()
+  it("is told every status by name, versions, and what is wrong with a configuration or an argument", function()
+    run("config")
+  end)
+
+  it("may create and close 1,000 runtimes, tidily or not, and memory stays flat", function()
+    run("cycles")
+  end)
+
+  it("may use two runtimes in two threads", function()
+    run("two_threads")
+  end)
+
+  it("may bring its allocator, which may fail at any call and gets everything back", function()
+    run("allocator")
+  end)
+
+  it("may cap the memory of tensors, and gets messages of one line each", function()
+    run("memory_cap")
+  end)
+
+  it("may bring its job system, whose floating-point environment and order change no byte", function()
+    run("parallel_for", { cflags = "-frounding-math" })
+  end)
+
+  it("sees asynchronous work: held streams, events, writes, releases, replays, errors", function()
+    run("async")
+  end)
+
+  it("may fork, and gets a clear error in the child", function()
+    run("forked")
+  end)
+
+  it("may open and close hundreds of Lua states with the module", function()
+    local module = package.searchpath("nibble", package.cpath)
+    if not module then return pending("no nibble.so on package.cpath: the module is built into the interpreter") end
+    local lua = process.run("pkg-config --cflags --libs lua5.4")
+    if lua.status ~= 0 then return pending("no development files of Lua 5.4 here (pkg-config lua5.4)") end
+    local path = process.run("cd " .. quote(module:match("^(.*)/")) .. " && pwd").stdout:gsub("%s+$", "") .. "/?.so"
+    run("lua_states", { cflags = "-rdynamic", library = "", libraries = lua.stdout:gsub("%s+$", ""),
+      args = quote(path) })
+  end)
+end)
+
+describe("the public header", function()
+  local header = process.read(process.root .. "runtime/nibble.h")
+
+  it("is plain C11 and C++", function()
+    local cc = compiler()
+    if not cc then return pending("there is no C compiler (cc, gcc, clang)") end
+    local path = quote(process.root .. "runtime/nibble.h")
+    local strict = " -Wall -Wextra -Wpedantic -Werror -fsyntax-only "
+    local silence = { status = 0, stdout = "", stderr = "" }
+    assert.same(silence, process.run(cc .. " -std=c11" .. strict .. "-x c " .. path))
+    local cxx = process.has("c++") and "c++" or process.has("clang++") and "clang++"
+    if cxx then assert.same(silence, process.run(cxx .. " -std=c++17" .. strict .. "-x c++ " .. path)) end
+  end)
+
+  it("declares only functions that the library has, and the library exports no others", function()
+    if not process.has("nm") then return pending("no nm here (binutils)") end
+    local exported = {}
+    for name in process.run("nm -g --defined-only " .. quote(library)).stdout:gmatch(" [TDBRV] ([%w_]+)") do
+      exported[name] = true
+      assert.matches("^nib_", name)
+    end
+    local declared = 0
+    for name in header:gmatch("NIB_API%s[^;(]-%*?(nib_[%w_]+)%(") do
+      declared = declared + 1
+      assert.is_true(exported[name], name .. " is declared and not there")
+    end
+    assert.is_true(declared > 80, declared)
+  end)
+
+  it("documents what it declares: each function has a comment before it or in its group", function()
+    local bare = {}
+    for block in (header:gsub("#[^\n]*", "") .. "\n\n"):gmatch("(.-)\n\n") do
+      if block:find("NIB_API [%w_][^;]-%(") and not block:find("/*", 1, true) then bare[#bare + 1] = block end
+    end
+    assert.same({}, bare)
+  end)
+end)
+
+describe("the build", function()
+  it("has every kernel of kernels/params.h in the library", function()
+    if not process.has("nm") then return pending("no nm here (binutils)") end
+    local symbols = process.run("nm --defined-only " .. quote(library)).stdout
+    local list = process.read(process.root .. "kernels/params.h"):match("#define NIB_KERNEL_LIST%(X%)(.-)\n\n")
+    local count = 0
+    for name in list:gmatch("X%([%u_%d]+,%s*([%l_%d]+)%)") do
+      count = count + 1
+      assert.is_truthy(symbols:find(" [Tt] nib_cpu_" .. name .. "\n"), "nib_cpu_" .. name)
+    end
+    assert.is_true(count >= 13, count)
+  end)
+
+  it("exports nothing but luaopen_nibble from the module", function()
+    if not process.has("nm") then return pending("no nm here (binutils)") end
+    local module = package.searchpath("nibble", package.cpath)
+    if not module then return pending("no nibble.so on package.cpath: the module is built into the interpreter") end
+    local names = {}
+    for name in process.run("nm -D --defined-only " .. quote(module)).stdout:gmatch(" %u ([%w_]+)") do
+      names[#names + 1] = name
+    end
+    assert.same({ "luaopen_nibble" }, names)
+  end)
+
+  it("calls nothing that a library must not: exit, abort, printf, setlocale, signal", function()
+    if not process.has("nm") then return pending("no nm here (binutils)") end
+    if process.sanitized() then return pending("a sanitizer adds calls of its own") end
+    local forbidden = { exit = true, _exit = true, abort = true, printf = true, puts = true, putchar = true,
+      fprintf = true, vprintf = true, perror = true, setlocale = true, signal = true, sigaction = true, stdout = true,
+      stderr = true, __assert_fail = true, __printf_chk = true, __fprintf_chk = true, atexit = true }
+    for name in process.run("nm -u " .. quote(library)).stdout:gmatch(" U ([%w_]+)") do
+      assert.is_nil(forbidden[name], name)
+    end
+  end)
+
+  it("keeps no writable global state in the library", function()
+    if not process.has("objdump") then return pending("no objdump here (binutils)") end
+    if process.sanitized() then return pending("a sanitizer adds data of its own") end
+    local found, objects = {}, 0
+    for section, name in process.run("objdump -t " .. quote(library)).stdout:gmatch(" O (%S+)%s+%x+ ([^\n]+)") do
+      objects = objects + 1
+      -- Tables of addresses are written by the dynamic linker alone.
+      local constant = section:match("^%.rodata") or section:match("^%.data%.rel%.ro")
+      if not constant then found[#found + 1] = section .. " " .. name end
+    end
+    assert.is_true(objects > 5)
+    assert.same({}, found)
+  end)
+end)

@@ -1,0 +1,87 @@
+/* Statuses, versions, and configurations that are refused. */
+#include "host.h"
+
+int main(void) {
+  CHECK(nib_abi_version() == NIB_ABI_VERSION);
+  CHECK(strcmp(nib_version(), NIB_VERSION) == 0);
+
+  static const char *const names[] = {
+#define X(name, text) #name,
+    NIB_STATUS_LIST(X)
+#undef X
+  };
+  for (int i = 0; i < NIB_STATUS_COUNT; i++) {
+    CHECK(strcmp(nib_status_name((nib_status)i), names[i]) == 0);
+    CHECK(strlen(nib_status_text((nib_status)i)) > 1);
+    for (int j = 0; j < i; j++) CHECK(strcmp(nib_status_text((nib_status)i), nib_status_text((nib_status)j)) != 0);
+  }
+  for (int i = 0; i < 3; i++) {
+    nib_status none = (nib_status)((int[]){ -1, NIB_STATUS_COUNT, 1000 })[i];
+    CHECK(strcmp(nib_status_name(none), "?") == 0 && strcmp(nib_status_text(none), "?") == 0);
+  }
+
+  for (int i = 0; i < NIB_DTYPE_COUNT; i++) {
+    nib_dtype found = NIB_DTYPE_COUNT;
+    CHECK(nib_dtype_find(nib_dtype_name((nib_dtype)i), &found) && found == (nib_dtype)i);
+    size_t bytes = nib_dtype_bytes((nib_dtype)i);
+    CHECK(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8);
+    CHECK(nib_dtype_is_float((nib_dtype)i) == (i <= NIB_FLOAT8_E4M3FN));
+  }
+  nib_dtype dtype;
+  CHECK(strcmp(nib_dtype_name(NIB_DTYPE_COUNT), "?") == 0);
+  CHECK(!nib_dtype_find("float64", &dtype) && !nib_dtype_find("", &dtype));
+
+  /* A mismatch of versions, and sizes that cannot be. */
+  nib_runtime *runtime = NULL;
+  nib_config config = { .abi_version = NIB_ABI_VERSION + 1 };
+  CHECK(nib_runtime_create(&config, &runtime) == NIB_INVALID && !runtime);
+  config = (nib_config){ .threads = -1 };
+  CHECK(nib_runtime_create(&config, &runtime) == NIB_INVALID && !runtime);
+  config = (nib_config){ .index_base = 2 };
+  CHECK(nib_runtime_create(&config, &runtime) == NIB_INVALID && !runtime);
+
+  /* All of these are fine. */
+  nib_config good[] = { { 0 }, { .abi_version = NIB_ABI_VERSION }, { .threads = 1 }, { .threads = 3 }, { .index_base = 1 } };
+  for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+    OK(NULL, nib_runtime_create(&good[i], &runtime));
+    CHECK(strcmp(nib_error(runtime), "") == 0);
+    nib_runtime_close(runtime);
+  }
+  OK(NULL, nib_runtime_create(NULL, &runtime));
+  int user;
+  CHECK(nib_runtime_user(runtime) == NULL);
+  nib_runtime_close(runtime);
+  OK(NULL, nib_runtime_create(&(nib_config){ .user = &user }, &runtime));
+  CHECK(nib_runtime_user(runtime) == &user);
+
+  /* Messages count dimensions from the configured base, and stay until the next call. */
+  nib_device *cpu = cpu_of(runtime);
+  CHECK(nib_device_runtime(cpu) == runtime && nib_device_at(runtime, 0) == cpu);
+  CHECK(strcmp(nib_device_get_info(cpu)->name, "cpu") == 0 && nib_device_get_info(cpu)->available);
+  nib_device *none = NULL;
+  CHECK_STATUS(NIB_UNAVAILABLE, runtime, nib_device_find(runtime, "cuda:99", &none));
+  CHECK(!none && strstr(nib_error(runtime), "cuda:99"));
+  nib_tensor *tensor = NULL, *view = NULL;
+  CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_create(cpu, NIB_UINT8, 2, (int64_t[]){ 2, -1 }, &tensor));
+  CHECK(!tensor && strstr(nib_error(runtime), ": expected ") && strstr(nib_error(runtime), "got -1"));
+  CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_create(cpu, NIB_UINT8, 9, (int64_t[9]){ 0 }, &tensor));
+  CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_create(cpu, NIB_INT64, 1, (int64_t[]){ INT64_C(1) << 60 }, &tensor));
+  CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_create(cpu, NIB_DTYPE_COUNT, 0, NULL, &tensor));
+  tensor = make(cpu, NIB_UINT8, 4);
+  CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_narrow(tensor, 1, 0, 1, &view));
+  CHECK(strstr(nib_error(runtime), "got 1"));
+  nib_runtime *from_one = NULL;
+  OK(NULL, nib_runtime_create(&(nib_config){ .index_base = 1 }, &from_one));
+  nib_tensor *other = make(cpu_of(from_one), NIB_UINT8, 4);
+  CHECK_STATUS(NIB_INVALID, from_one, nib_tensor_narrow(other, 1, 0, 1, &view));
+  CHECK(strstr(nib_error(from_one), "got 2"));
+
+  /* Objects of one runtime are no objects of another. */
+  CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_copy(nib_device_default_stream(cpu), tensor, other));
+  nib_tensor_release(tensor);
+  nib_tensor_release(other);
+  nib_runtime_close(from_one);
+  nib_runtime_close(runtime);
+  nib_runtime_close(NULL);
+  return 0;
+}

@@ -1,0 +1,147 @@
+-- Busted's output, as scripts/test shows it: on a terminal one line of progress; each failure when it happens, as
+-- file:line, name and message; at the end each skipped spec with its reason, and the counts.
+--
+-- When NIBBLE_COUNTS names a file, the counts go there instead, for whoever runs the specs to read, also when they die:
+--   PASSED FAILED SKIPPED
+--   done | running NAME OF SPEC
+-- An error outside of a spec (a file that does not load, a setup that fails) counts as failed.
+local term = require "term"
+local busted = require "busted"
+
+local REDRAW = 0.1 -- seconds between two looks of the progress line
+local SLOWEST = 10
+
+return function(options)
+  local handler = {}
+  local passed, failed, skipped = 0, 0, 0
+  local skips, durations = {}, {}
+  local terminal = term.isatty(io.stdout)
+  local drawn = 0
+  local root = (os.getenv("NIBBLE_ROOT") or ".") .. "/"
+  local counts_name = os.getenv("NIBBLE_COUNTS")
+  local counts = counts_name and assert(io.open(counts_name, "w"))
+  if counts then counts:setvbuf("full") end
+
+  local function colored(code, text)
+    return terminal and ("\27[%sm%s\27[0m"):format(code, text) or text
+  end
+
+  local function save(state)
+    if not counts then return end
+    counts:seek("set")
+    counts:write(("%d %d %d\n%s\n"):format(passed, failed, skipped, state))
+    counts:flush()
+  end
+
+  local function full_name(element)
+    if element.descriptor == "file" then return element.name end
+    local names = {}
+    while element and element.descriptor ~= "file" do
+      table.insert(names, 1, element.name or element.descriptor or "busted")
+      element = busted.parent(element)
+    end
+    return (table.concat(names, " "):gsub("%s*\n%s*", " "))
+  end
+
+  local function file_name(element)
+    while element and element.descriptor ~= "file" do element = busted.parent(element) end
+    return element and element.name or ""
+  end
+
+  local function clear()
+    if drawn > 0 then io.write("\r\27[K") end
+    drawn = 0
+  end
+
+  local function draw(element)
+    if not terminal or busted.monotime() - drawn < REDRAW then return end
+    local line = ("%d passed, %d failed, %d skipped  %s"):format(passed, failed, skipped, file_name(element))
+    io.write("\r\27[K", line:sub(1, (tonumber(os.getenv("COLUMNS")) or 80) - 1))
+    io.flush()
+    drawn = busted.monotime()
+  end
+
+  local function place_of(element, trace)
+    trace = element.trace or trace
+    if not (trace and trace.short_src) then return "" end
+    local source = trace.short_src
+    if source:sub(1, #root) == root then source = source:sub(#root + 1) end
+    return ("%s:%d: "):format(source, trace.currentline)
+  end
+
+  local function on_trouble(element, _, message, trace)
+    clear()
+    io.write(colored(31, "failed "), place_of(element, trace), full_name(element), "\n")
+    message = type(message) == "string" and message or require("pl.pretty").write(message)
+    io.write("    ", (message:gsub("\n", "\n    ")), "\n")
+    if options.verbose and trace and trace.traceback then
+      io.write("    ", (trace.traceback:gsub("^\n", ""):gsub("\n", "\n    ")), "\n")
+    end
+    io.flush()
+    -- A spec that fails ends with that status; all else (setup, teardown, file, describe) is counted here.
+    if element.descriptor ~= "it" then failed = failed + 1 end
+    return nil, true
+  end
+
+  local function on_pending(element, _, message)
+    local reason = type(message) == "string" and message:gsub("^[^\n]-:%d+: ", "") or "no reason given"
+    table.insert(skips, place_of(element) .. full_name(element) .. ": " .. reason)
+    -- Not a spec: a setup or before_each that skips what is below it.
+    if element.descriptor ~= "it" then skipped = skipped + 1 end
+    return nil, true
+  end
+
+  local function on_start(element)
+    save("running " .. full_name(element))
+    draw(element)
+    return nil, true
+  end
+
+  local function on_end(element, parent, status)
+    if status == "success" then
+      passed = passed + 1
+    elseif status == "pending" then
+      skipped = skipped + 1
+      if element.descriptor == "pending" then -- as a block: pending("name", "reason")
+        local reason = type(element.run) == "string" and element.run or "no reason given"
+        table.insert(skips, place_of(element) .. full_name(element) .. ": " .. reason)
+      end
+    else
+      failed = failed + 1
+    end
+    if options.verbose and element.duration then
+      table.insert(durations, { seconds = element.duration, name = place_of(element) .. full_name(element) })
+    end
+    save("running what follows " .. full_name(element))
+    draw(parent)
+    return nil, true
+  end
+
+  local function on_exit()
+    clear()
+    table.sort(durations, function(a, b) return a.seconds > b.seconds end)
+    for i = 1, math.min(SLOWEST, #durations) do
+      io.write(("%8.3f s  %s\n"):format(durations[i].seconds, durations[i].name))
+    end
+    for _, text in ipairs(skips) do io.write(colored(33, "skipped "), text, "\n") end
+    if counts then
+      save("done")
+    else
+      io.write(("%d passed, %d failed, %d skipped\n"):format(passed, failed, skipped))
+    end
+    io.flush()
+    return nil, true
+  end
+
+  function handler.subscribe()
+    require "busted.languages.en" -- the runner's own messages are made of it
+    busted.subscribe({ "test", "start" }, on_start)
+    busted.subscribe({ "test", "end" }, on_end)
+    busted.subscribe({ "pending" }, on_pending)
+    busted.subscribe({ "failure" }, on_trouble)
+    busted.subscribe({ "error" }, on_trouble)
+    busted.subscribe({ "exit" }, on_exit)
+  end
+
+  return handler
+end

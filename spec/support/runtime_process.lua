@@ -1,0 +1,71 @@
+-- Child processes for the specs: runs a command line or a Lua script, and says how it ended and what it printed.
+local process = {}
+
+local here = debug.getinfo(1, "S").source:match("^@(.*)spec/support/[^/]*$")
+
+--- The project's root folder, with a slash at the end.
+process.root = here == "" and "./" or here
+
+--- The build folder that is under test (where nibble.so lies), with a slash at the end.
+function process.build()
+  local module = package.searchpath("nibble", package.cpath)
+  return module and module:match("^(.*/)[^/]*$") or process.root .. "build/release/"
+end
+
+--- The `nibble` command.
+function process.command()
+  return os.getenv("NIBBLE_COMMAND") or process.root .. "build/release/nibble"
+end
+
+function process.quote(text)
+  return "'" .. text:gsub("'", "'\\''") .. "'"
+end
+
+function process.read(path)
+  local file = assert(io.open(path, "rb"))
+  local text = file:read("a")
+  file:close()
+  return text
+end
+
+--- Runs a shell command line without input. status: the exit status, 128 + n after signal n.
+---@param line string
+---@return {status: integer, stdout: string, stderr: string}
+function process.run(line)
+  local out, err = os.tmpname(), os.tmpname()
+  local _, how, code = os.execute("( " .. line .. "\n) </dev/null >" .. out .. " 2>" .. err)
+  if how == "signal" then code = 128 + code end
+  local result = { status = code, stdout = process.read(out), stderr = process.read(err) }
+  os.remove(out)
+  os.remove(err)
+  return result
+end
+
+--- Runs `code` as a script file. `opts.command`: what runs it (default: lua5.4); `opts.before`: shell text in front of
+--- it ("ulimit ...;", "NAME=value"); `opts.args`: shell text behind it.
+---@param code string
+---@param opts? {command?: string, before?: string, args?: string}
+function process.script(code, opts)
+  opts = opts or {}
+  local path = os.tmpname()
+  local file = assert(io.open(path, "w"))
+  file:write(code)
+  file:close()
+  local paths = ("LUA_PATH=%s LUA_CPATH=%s"):format(process.quote(package.path), process.quote(package.cpath))
+  local result = process.run(("export %s\n%s %s %s %s"):format(paths, opts.before or "",
+    process.quote(opts.command or "lua5.4"), path, opts.args or ""))
+  os.remove(path)
+  return result
+end
+
+--- Whether a program is on the PATH.
+function process.has(program)
+  return process.run("command -v " .. program).status == 0
+end
+
+--- Whether the build under test has AddressSanitizer in it, which replaces the allocator and reserves address space.
+function process.sanitized()
+  return process.command():find("/sanitize/", 1, true) ~= nil
+end
+
+return process
