@@ -61,11 +61,10 @@ local edit_cflags = output_of("pkg-config --cflags libedit")
 local edit_libs = output_of("pkg-config --libs libedit")
 
 local function find_nvcc()
-  local wanted = _OPTIONS["nvcc"] or os.getenv("NVCC")
-  if wanted == "none" then return nil end
-  if wanted and wanted ~= "" then return wanted end
+  local wanted = _OPTIONS["nvcc"] or os.getenv("NVCC") or "nvcc"
+  if wanted:find("/") then return path.getabsolute(wanted) end
   for folder in ((os.getenv("PATH") or "") .. ":/usr/local/cuda/bin"):gmatch("[^:]+") do
-    if os.isfile(folder .. "/nvcc") then return folder .. "/nvcc" end
+    if wanted ~= "none" and os.isfile(folder .. "/" .. wanted) then return folder .. "/" .. wanted end
   end
 end
 local nvcc = find_nvcc()

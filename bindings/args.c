@@ -6,7 +6,7 @@
 
 #include "args.h"
 
-/* ---- Errors ----------------------------------------------------------------------------------------------------------- */
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 static void describe_tensor(lua_State *L, const nib_tensor *tensor) {
   luaL_Buffer text;
@@ -96,7 +96,7 @@ int nib_lua_argument_error(lua_State *L, const char *operation, const char *para
   return luaL_error(L, "%s: %s: expected %s", operation, parameter, text);
 }
 
-/* ---- Numbers and strings ------------------------------------------------------------------------------------------------ */
+/* ---- Numbers and strings ----------------------------------------------------------------------------------------- */
 
 bool nib_lua_to_integer(lua_State *L, int index, int64_t *out) {
   int fits = 0;
@@ -137,7 +137,7 @@ const char *nib_lua_text(lua_State *L, const char *operation, const char *parame
   return text;
 }
 
-/* ---- Lists of integers -------------------------------------------------------------------------------------------------- */
+/* ---- Lists of integers ------------------------------------------------------------------------------------------- */
 
 static void check_count(lua_State *L, const char *operation, const char *parameter, lua_Unsigned count) {
   if (count > NIB_MAX_NDIM)
@@ -156,7 +156,8 @@ int32_t nib_lua_integer_list(lua_State *L, const char *operation, const char *pa
   /* Options that have slipped into the shape would be ignored without a word. */
   lua_Unsigned keys = 0;
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
-    if (++keys > count) nib_lua_expected(L, operation, parameter, -2, "a table of integers alone, with %I keys", (LUAI_UACINT)count);
+    if (++keys > count)
+      nib_lua_expected(L, operation, parameter, -2, "a table of integers alone, with %I keys", (LUAI_UACINT)count);
   }
   return (int32_t)count;
 }
@@ -169,7 +170,7 @@ int32_t nib_lua_integers(lua_State *L, const char *operation, const char *parame
   return count;
 }
 
-/* ---- Options ------------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 void nib_lua_options(lua_State *L, const char *operation, int index, const char *const *allowed) {
   if (lua_isnoneornil(L, index)) return;
@@ -225,8 +226,9 @@ int64_t nib_lua_integer_option(lua_State *L, const char *operation, int index, c
 nib_dtype nib_lua_dtype(lua_State *L, const char *operation, const char *parameter, int index) {
   nib_dtype dtype = NIB_DTYPE_COUNT;
   if (lua_type(L, index) != LUA_TSTRING || !nib_dtype_find(lua_tostring(L, index), &dtype))
-    nib_lua_expected(L, operation, parameter, index, "a dtype (\"float32\", \"float16\", \"bfloat16\", \"float8_e4m3fn\", \"uint8\", "
-                                                     "\"int8\", \"uint16\", \"int32\" or \"int64\")");
+    nib_lua_expected(L, operation, parameter, index,
+                     "a dtype (\"float32\", \"float16\", \"bfloat16\", \"float8_e4m3fn\", \"uint8\", \"int8\", \"uint16\", "
+                     "\"int32\" or \"int64\")");
   return dtype;
 }
 
@@ -266,7 +268,7 @@ nib_device *nib_lua_device_option(lua_State *L, const char *operation, int index
   return device;
 }
 
-/* ---- Tensors --------------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 nib_tensor *nib_lua_tensor(lua_State *L, const char *operation, const char *parameter, int index) {
   return nib_lua_check(L, operation, parameter, index, NIB_LUA_TENSOR)->tensor;
@@ -297,7 +299,8 @@ nib_cache nib_lua_cache(lua_State *L, const char *operation, const char *paramet
     return (nib_cache){ .stacked = nib_lua_tensor(L, operation, parameter, index) };
   }
   if (lua_rawlen(L, index) > 2)
-    nib_lua_argument_error(L, operation, parameter, "a pair {k, v} of tensors, got a table of %I values", (LUAI_UACINT)lua_rawlen(L, index));
+    nib_lua_argument_error(L, operation, parameter, "a pair {k, v} of tensors, got a table of %I values",
+                           (LUAI_UACINT)lua_rawlen(L, index));
   nib_cache cache = { 0 };
   cache.k = half_of_cache(L, operation, parameter, index, 1, "k");
   cache.v = half_of_cache(L, operation, parameter, index, 2, "v");

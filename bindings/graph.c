@@ -7,7 +7,7 @@ static nib_graph *check_graph(lua_State *L, const char *operation) {
   return nib_lua_check(L, operation, "self", 1, NIB_LUA_GRAPH)->graph;
 }
 
-/* ---- Capture ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Capture ----------------------------------------------------------------------------------------------------- */
 
 /* Captures what the function on the top of the stack does on the stream at an index, and pops it. The capture ends whatever
  * happens. `object` takes the graph, or is updated when it has one; returns whether that was possible in place. */
@@ -56,7 +56,7 @@ int nib_lua_stream_capture(lua_State *L) {
   return 1;
 }
 
-/* ---- Graphs ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
 
 static int graph_replay(lua_State *L) {
   nib_graph *graph = check_graph(L, "graph:replay");

@@ -3,7 +3,7 @@
 
 #include "args.h"
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------------- */
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 /* What follows the operation's name in `operation: parameter: expected ...`; the whole if there is no such name. */
 static const char *after_operation(const char *message) {
@@ -16,7 +16,8 @@ const char *nib_lua_push_message(lua_State *L, const char *operation, nib_status
   const char *message = state->runtime ? nib_error(state->runtime) : "";
   if (!*message) message = nib_status_text(status);
   /* What an earlier operation did, and what is no fault of any operation, keep the runtime's words. */
-  if (status == NIB_FAULT || status == NIB_STREAM || status == NIB_LOST || status == NIB_FORKED) return lua_pushstring(L, message);
+  if (status == NIB_FAULT || status == NIB_STREAM || status == NIB_LOST || status == NIB_FORKED)
+    return lua_pushstring(L, message);
   /* The runtime knows neither what the operation was called for nor that a method's tensor is its `self`. */
   const char *text = after_operation(message), *self = "";
   if (strchr(operation, ':'))
@@ -42,7 +43,7 @@ void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_devic
                            nib_device_get_info(device)->name);
 }
 
-/* ---- Memory and waits ------------------------------------------------------------------------------------------------------ */
+/* ---- Memory and waits -------------------------------------------------------------------------------------------- */
 
 #define LEAST_COLLECTION ((uint64_t)64 << 20) /* bytes of new tensors that are worth a full collection */
 
@@ -78,7 +79,7 @@ void nib_lua_tick(lua_State *L) {
   if (status != LUA_OK) lua_error(L);
 }
 
-/* ---- Devices ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Devices ----------------------------------------------------------------------------------------------------- */
 
 static int devices(lua_State *L) {
   nib_runtime *runtime = nib_lua_runtime(L, "devices");
@@ -186,10 +187,10 @@ static const luaL_Reg functions[] = {
   { NULL, NULL },
 };
 
-/* ---- Opening and closing --------------------------------------------------------------------------------------------------- */
+/* ---- Opening and closing ----------------------------------------------------------------------------------------- */
 
-/* The state is the oldest object, so that this runs after the finalizers of all others. Only objects that finalizers have made
- * since the Lua state began to close are left: Lua does not finalize those. */
+/* The state is the oldest object, so that this runs after the finalizers of all others. Only objects that finalizers have
+ * made since the Lua state began to close are left: Lua does not finalize those. */
 static int close_state(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
   nib_runtime *runtime = state->runtime;

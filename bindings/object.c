@@ -36,7 +36,7 @@ nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class) {
   return object;
 }
 
-/* ---- Closing --------------------------------------------------------------------------------------------------------- */
+/* ---- Closing ----------------------------------------------------------------------------------------------------- */
 
 static bool is_default_stream(const nib_lua_object *object) {
   return object->stream == nib_device_default_stream(nib_stream_device(object->stream));
@@ -54,8 +54,8 @@ void nib_lua_release(nib_lua_object *object) {
   }
 }
 
-/* What a finalizer or a hook closes may be an argument of the C function that it has interrupted: the collector releases that.
- * (Lua answers -1 for the memory in use while a finalizer runs.) */
+/* What a finalizer or a hook closes may be an argument of the C function that it has interrupted: the collector releases
+ * that. (Lua answers -1 for the memory in use while a finalizer runs.) */
 static void close_object(lua_State *L, nib_lua_object *object) {
   const nib_lua_state *state = nib_lua_get_state(L);
   if (!nib_lua_is_open(object)) return;
@@ -65,7 +65,8 @@ static void close_object(lua_State *L, nib_lua_object *object) {
                              nib_device_get_info(nib_stream_device(object->stream))->name);
     for (const nib_lua_scope *scope = state->scope; scope; scope = scope->outer)
       if (scope->stream == object)
-        nib_lua_argument_error(L, "stream:close", "self", "a stream whose scopes have ended, got the stream of a running scope");
+        nib_lua_argument_error(L, "stream:close", "self",
+                               "a stream whose scopes have ended, got the stream of a running scope");
   }
   if (state->busy || lua_gc(L, LUA_GCCOUNT) < 0)
     object->closed = true;
@@ -73,7 +74,7 @@ static void close_object(lua_State *L, nib_lua_object *object) {
     nib_lua_release(object);
 }
 
-/* ---- Methods and metamethods of all classes: upvalues are the state, the methods and the class ---------------------------- */
+/* ---- Methods and metamethods of all classes: upvalues are the state, the methods and the class ------------------- */
 
 static nib_lua_class own_class(lua_State *L) { return (nib_lua_class)lua_tointeger(L, lua_upvalueindex(3)); }
 
@@ -160,7 +161,8 @@ static int object_index(lua_State *L) {
   const nib_lua_object *object = own_object(L, "index");
   if (nib_lua_push_method(L)) return 1;
   if (lua_type(L, 2) != LUA_TSTRING || strcmp(lua_tostring(L, 2), "device") != 0) return nib_lua_unknown_field(L, class);
-  if (!nib_lua_is_open(object)) return not_open(L, lua_pushfstring(L, "%s:device", nib_lua_class_names[class]), "self", 1, class);
+  if (!nib_lua_is_open(object))
+    return not_open(L, lua_pushfstring(L, "%s:device", nib_lua_class_names[class]), "self", 1, class);
   lua_pushstring(L, nib_device_get_info(device_of(object))->name);
   return 1;
 }
@@ -172,8 +174,13 @@ static int object_newindex(lua_State *L) {
 }
 
 static const luaL_Reg metamethods_of_all[] = {
-  { "__gc", object_gc },       { "__close", object_close },       { "__eq", object_eq }, { "__tostring", object_tostring },
-  { "__index", object_index }, { "__newindex", object_newindex }, { NULL, NULL },
+  { "__gc", object_gc },
+  { "__close", object_close },
+  { "__eq", object_eq },
+  { "__tostring", object_tostring },
+  { "__index", object_index },
+  { "__newindex", object_newindex },
+  { NULL, NULL },
 };
 
 static void set_functions(lua_State *L, int state_index, int methods_index, nib_lua_class class, const luaL_Reg *functions) {

@@ -1,7 +1,7 @@
 /* Streams, the current stream, and events. */
 #include "args.h"
 
-/* ---- The current stream ---------------------------------------------------------------------------------------------------- */
+/* ---- The current stream ------------------------------------------------------------------------------------------ */
 
 static const nib_lua_scope *find_scope(const nib_lua_state *state, const nib_device *device) {
   const nib_lua_scope *scope = state->scope;
@@ -34,7 +34,8 @@ static void push_current_stream(lua_State *L, nib_device *device) {
 void nib_lua_prepare_scope(lua_State *L, int stream_index, nib_lua_scope *scope) {
   const nib_lua_state *state = nib_lua_get_state(L);
   nib_lua_object *stream = lua_touserdata(L, stream_index);
-  *scope = (nib_lua_scope){ state->scope, nib_stream_device(stream->stream), stream, state->scope ? state->scope->depth + 1 : 1 };
+  int depth = state->scope ? state->scope->depth + 1 : 1;
+  *scope = (nib_lua_scope){ state->scope, nib_stream_device(stream->stream), stream, depth };
   luaL_checkstack(L, 4, NULL);
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_SCOPES);
   lua_pushvalue(L, stream_index);
@@ -61,7 +62,7 @@ int nib_lua_get_current_stream(lua_State *L) {
   return 1;
 }
 
-/* ---- Streams ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
 static nib_lua_object *check_stream(lua_State *L, const char *operation) {
   return nib_lua_check(L, operation, "self", 1, NIB_LUA_STREAM);
@@ -113,7 +114,7 @@ static const luaL_Reg stream_methods[] = {
   { NULL, NULL },
 };
 
-/* ---- Events ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Events ------------------------------------------------------------------------------------------------------ */
 
 static nib_event *check_waitable(lua_State *L, const char *operation, const char *parameter, int index) {
   nib_event *event = nib_lua_check(L, operation, parameter, index, NIB_LUA_EVENT)->event;

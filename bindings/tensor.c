@@ -17,7 +17,7 @@ static nib_stream *current_stream(lua_State *L, const char *operation, const nib
   return nib_lua_current_stream(L, operation, nib_tensor_device(tensor));
 }
 
-/* ---- Fields ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Fields ------------------------------------------------------------------------------------------------------ */
 
 static int tensor_index(lua_State *L) {
   if (lua_type(L, 2) != LUA_TSTRING) return nib_lua_tensor_index(L);
@@ -28,8 +28,10 @@ static int tensor_index(lua_State *L) {
   const nib_tensor *tensor = check_self(L, is_shape ? "tensor:shape" : is_dtype ? "tensor:dtype" : "tensor:device");
   if (is_shape)
     push_sizes(L, nib_tensor_ndim(tensor), nib_tensor_shape(tensor));
+  else if (is_dtype)
+    lua_pushstring(L, nib_dtype_name(nib_tensor_dtype(tensor)));
   else
-    lua_pushstring(L, is_dtype ? nib_dtype_name(nib_tensor_dtype(tensor)) : nib_device_get_info(nib_tensor_device(tensor))->name);
+    lua_pushstring(L, nib_device_get_info(nib_tensor_device(tensor))->name);
   return 1;
 }
 
@@ -70,7 +72,7 @@ static int tensor_is_contiguous(lua_State *L) {
   return 1;
 }
 
-/* ---- Views ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Views ------------------------------------------------------------------------------------------------------- */
 
 static int tensor_narrow(lua_State *L) {
   nib_tensor *self = check_self(L, "tensor:narrow");
@@ -122,7 +124,8 @@ static int tensor_transpose(lua_State *L) {
   int64_t dims[NIB_MAX_NDIM];
   nib_tensor *self = check_self(L, "tensor:transpose");
   int32_t ndim = nib_tensor_ndim(self);
-  int64_t first = check_dim(L, "tensor:transpose", "dim1", 2, ndim), second = check_dim(L, "tensor:transpose", "dim2", 3, ndim);
+  int64_t first = check_dim(L, "tensor:transpose", "dim1", 2, ndim);
+  int64_t second = check_dim(L, "tensor:transpose", "dim2", 3, ndim);
   for (int32_t i = 0; i < ndim; i++) dims[i] = i == first ? second : i == second ? first : i;
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:transpose", nib_tensor_permute(self, ndim, dims, &view->tensor));
@@ -136,7 +139,8 @@ static int tensor_as_strided(lua_State *L) {
   int32_t strides = nib_lua_integer_list(L, "tensor:as_strided", "stride", 3, stride);
   int64_t offset = lua_isnoneornil(L, 4) ? 0 : nib_lua_integer(L, "tensor:as_strided", "offset", 4);
   if (strides != ndim)
-    return nib_lua_argument_error(L, "tensor:as_strided", "stride", "a stride for each of %d sizes, got %d", (int)ndim, (int)strides);
+    return nib_lua_argument_error(L, "tensor:as_strided", "stride", "a stride for each of %d sizes, got %d", (int)ndim,
+                                  (int)strides);
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:as_strided", nib_tensor_as_strided(self, ndim, size, stride, offset, &view->tensor));
   return 1;
@@ -150,7 +154,7 @@ static int tensor_reinterpret(lua_State *L) {
   return 1;
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
 static int push_copy(lua_State *L, const char *operation, nib_tensor *self, nib_device *device, nib_dtype dtype) {
   nib_stream *stream = nib_lua_current_stream(L, operation, device);
@@ -181,11 +185,12 @@ static int tensor_to(lua_State *L) {
     nib_runtime *runtime = nib_lua_runtime(L, "tensor:to");
     nib_status status = nib_device_find(runtime, name, &device);
     if (status == NIB_UNAVAILABLE)
-      return nib_lua_argument_error(L, "tensor:to", "device_or_dtype", "a dtype or an available device, got \"%s\" (%s)", name,
-                                    nib_error(runtime));
+      return nib_lua_argument_error(L, "tensor:to", "device_or_dtype", "a dtype or an available device, got \"%s\" (%s)",
+                                    name, nib_error(runtime));
     if (status != NIB_OK) return nib_lua_raise(L, "tensor:to", status);
   }
-  if (device != nib_tensor_device(self) || dtype != nib_tensor_dtype(self)) return push_copy(L, "tensor:to", self, device, dtype);
+  if (device != nib_tensor_device(self) || dtype != nib_tensor_dtype(self))
+    return push_copy(L, "tensor:to", self, device, dtype);
   lua_settop(L, 1);
   return 1;
 }
@@ -205,7 +210,7 @@ static int tensor_fill(lua_State *L) {
   return 1;
 }
 
-/* ---- Comparisons ------------------------------------------------------------------------------------------------------------- */
+/* ---- Comparisons ------------------------------------------------------------------------------------------------- */
 
 void nib_lua_wait_tensor(lua_State *L, const char *operation, nib_tensor *tensor) {
   nib_lua_refuse_capture(L, operation, nib_tensor_device(tensor));
@@ -267,7 +272,7 @@ static int tensor_amax(lua_State *L) {
   return 1;
 }
 
-/* ---- The rest ---------------------------------------------------------------------------------------------------------------- */
+/* ---- The rest ---------------------------------------------------------------------------------------------------- */
 
 static int tensor_save(lua_State *L) {
   nib_tensor *self = check_self(L, "tensor:save");

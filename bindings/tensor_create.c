@@ -1,4 +1,4 @@
-/* Making tensors: empty, zeros, full, arange, randn, randint, randperm, from_bytes, load. (nibble.tensor is in tensor_data.c.) */
+/* Making tensors: empty, zeros, full, arange, randn, randint, randperm, from_bytes, load. (tensor_data.c has nibble.tensor.) */
 #include <math.h>
 #include <string.h>
 
@@ -48,7 +48,8 @@ static int32_t shape_and_options(lua_State *L, const char *operation, int64_t *s
 /* A shape in one argument: an integer or a table. */
 static int32_t shape_argument(lua_State *L, const char *operation, int index, int64_t *shape) {
   if (lua_type(L, index) == LUA_TTABLE) return nib_lua_integer_list(L, operation, "shape", index, shape);
-  if (!nib_lua_to_integer(L, index, shape)) nib_lua_expected(L, operation, "shape", index, "an integer or a table of integers");
+  if (!nib_lua_to_integer(L, index, shape))
+    nib_lua_expected(L, operation, "shape", index, "an integer or a table of integers");
   return 1;
 }
 
@@ -62,8 +63,8 @@ static int empty(lua_State *L) {
   return 1;
 }
 
-static int push_full(lua_State *L, const char *operation, nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape,
-                     nib_number value) {
+static int push_full(lua_State *L, const char *operation, nib_device *device, nib_dtype dtype, int32_t ndim,
+                     const int64_t *shape, nib_number value) {
   nib_stream *stream = nib_lua_current_stream(L, operation, device);
   nib_lua_object *object = nib_lua_create(L, operation, device, dtype, ndim, shape);
   NIB_LUA_DO(L, operation, nib_tensor_fill(stream, object->tensor, value));
@@ -89,7 +90,7 @@ static int full(lua_State *L) {
   return push_full(L, "full", device, dtype, ndim, shape, value);
 }
 
-/* ---- Sequences ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
 static double as_real(nib_number number) { return number.is_float ? number.real : (double)number.integer; }
 
@@ -153,7 +154,7 @@ static int arange(lua_State *L) {
   return 1;
 }
 
-/* ---- Random values --------------------------------------------------------------------------------------------------------------- */
+/* ---- Random values ----------------------------------------------------------------------------------------------- */
 
 static nib_dtype random_options(lua_State *L, const char *operation, int index, nib_dtype otherwise, nib_device **device,
                                 uint64_t *seed) {
@@ -217,7 +218,7 @@ static int randperm(lua_State *L) {
   return 1;
 }
 
-/* ---- From outside ------------------------------------------------------------------------------------------------------------------ */
+/* ---- From outside ------------------------------------------------------------------------------------------------ */
 
 /* The size of a tensor in bytes; false if it is no possible shape (which creating one then says). */
 static bool count_bytes(nib_dtype dtype, int32_t ndim, const int64_t *shape, uint64_t *out) {
@@ -244,7 +245,8 @@ static int from_bytes(lua_State *L) {
   if (dtype == NIB_DTYPE_COUNT) return nib_lua_argument_error(L, "from_bytes", "dtype", "the option dtype, got no value");
   uint64_t expected;
   if (count_bytes(dtype, ndim, shape, &expected) && expected != length)
-    return nib_lua_argument_error(L, "from_bytes", "bytes", "a string of %I bytes, got %I", (LUAI_UACINT)expected, (LUAI_UACINT)length);
+    return nib_lua_argument_error(L, "from_bytes", "bytes", "a string of %I bytes, got %I", (LUAI_UACINT)expected,
+                                  (LUAI_UACINT)length);
   nib_lua_refuse_capture(L, "from_bytes", device);
   nib_stream *stream = nib_lua_current_stream(L, "from_bytes", device);
   nib_lua_object *object = nib_lua_create(L, "from_bytes", device, dtype, ndim, shape);

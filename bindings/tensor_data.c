@@ -11,7 +11,7 @@ void nib_lua_push_number(lua_State *L, nib_number number) {
     lua_pushinteger(L, number.integer);
 }
 
-/* ---- nibble.tensor --------------------------------------------------------------------------------------------------------- */
+/* ---- nibble.tensor ----------------------------------------------------------------------------------------------- */
 
 /* A walk over a nested table; the first one checks it, the second one also converts its numbers. Between the two a finalizer
  * may change the table, so that both check. */
@@ -62,7 +62,8 @@ static void refuse_other_keys(lua_State *L, const struct walk *walk, int32_t lev
     lua_pop(L, 1);
     if (key >= 1 && key <= size) continue; /* the table's hash part holds some of the numbers */
     int index = lua_gettop(L);
-    nib_lua_expected(L, "tensor", "data", index, "no other keys than 1..%I in %s", (LUAI_UACINT)size, push_path(L, walk, level));
+    nib_lua_expected(L, "tensor", "data", index, "no other keys than 1..%I in %s", (LUAI_UACINT)size,
+                     push_path(L, walk, level));
   }
 }
 
@@ -136,7 +137,7 @@ int nib_lua_new_tensor(lua_State *L) {
   return 1;
 }
 
-/* ---- Whole tensors ----------------------------------------------------------------------------------------------------------- */
+/* ---- Whole tensors ----------------------------------------------------------------------------------------------- */
 
 /* Waits for the tensor, and pushes a buffer with its elements. */
 static const unsigned char *push_elements(lua_State *L, const char *operation, nib_tensor *tensor) {
@@ -201,7 +202,7 @@ int nib_lua_tensor_bytes(lua_State *L) {
   return 1;
 }
 
-/* ---- Elements ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Elements ---------------------------------------------------------------------------------------------------- */
 
 nib_status nib_lua_select(nib_tensor *tensor, int32_t count, const int64_t *indices, nib_tensor **out) {
   nib_tensor *view;
@@ -225,7 +226,8 @@ static int32_t check_indices(lua_State *L, const char *operation, const nib_tens
       nib_lua_argument_error(L, operation, "index", "at most %d indices, got %I", (int)ndim, (LUAI_UACINT)length);
     count = nib_lua_integer_list(L, operation, "index", 2, indices);
   } else {
-    if (!nib_lua_to_integer(L, 2, indices)) nib_lua_expected(L, operation, "index", 2, "an integer, a table of integers or a name");
+    if (!nib_lua_to_integer(L, 2, indices))
+      nib_lua_expected(L, operation, "index", 2, "an integer, a table of integers or a name");
     if (ndim == 0) nib_lua_expected(L, operation, "self", 1, "a tensor with dimensions");
   }
   for (int32_t i = 0; i < count; i++) {
@@ -264,9 +266,14 @@ int nib_lua_tensor_newindex(lua_State *L) {
   nib_tensor *self = nib_lua_tensor(L, "tensor:newindex", "self", 1);
   int32_t count = check_indices(L, "tensor:newindex", self, indices);
   bool is_number = lua_type(L, 3) == LUA_TNUMBER;
-  if (!is_number && !nib_lua_test(L, 3, NIB_LUA_TENSOR)) return nib_lua_expected(L, "tensor:newindex", "value", 3, "a number or a tensor");
-  nib_number value = is_number ? nib_lua_element(L, "tensor:newindex", "value", 3, nib_tensor_dtype(self)) : NIB_INTEGER(0);
-  nib_tensor *source = is_number ? NULL : nib_lua_tensor(L, "tensor:newindex", "value", 3);
+  nib_number value = NIB_INTEGER(0);
+  nib_tensor *source = NULL;
+  if (is_number)
+    value = nib_lua_element(L, "tensor:newindex", "value", 3, nib_tensor_dtype(self));
+  else if (nib_lua_test(L, 3, NIB_LUA_TENSOR))
+    source = nib_lua_tensor(L, "tensor:newindex", "value", 3);
+  else
+    return nib_lua_expected(L, "tensor:newindex", "value", 3, "a number or a tensor");
   nib_stream *stream = nib_lua_current_stream(L, "tensor:newindex", nib_tensor_device(self));
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:newindex", nib_lua_select(self, count, indices, &view->tensor));

@@ -119,7 +119,7 @@ NIB_HD void nib_store_truncated(void *data, int64_t at, int32_t type, double val
 NIB_HD void nib_store_i64(void *data, int64_t at, int32_t type, int64_t value)
 {
   switch (type) {
-  case NIB_TYPE_FLOAT32: ((float *)data)[at] = (float)value; break;
+  case NIB_TYPE_FLOAT32: ((float *)data)[at] = (float)nib_f64_odd_from_i64(value); break;
   case NIB_TYPE_FLOAT16: ((uint16_t *)data)[at] = nib_f16_from_f64(nib_f64_odd_from_i64(value)); break;
   case NIB_TYPE_BFLOAT16: ((uint16_t *)data)[at] = nib_bf16_from_f64(nib_f64_odd_from_i64(value)); break;
   case NIB_TYPE_FLOAT8_E4M3FN: ((uint8_t *)data)[at] = nib_e4m3_from_f64(nib_f64_odd_from_i64(value)); break;

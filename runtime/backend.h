@@ -15,6 +15,8 @@ struct nib_backend {
 
   /* Called before the first use, so that a machine's other GPUs cost nothing; may be NULL. */
   nib_status (*device_open)(nib_device *device);
+  /* Nobody will see the results of queued work any more: kernels that have not begun may be dropped. May be NULL. */
+  void (*abandon)(nib_device *device);
   void (*device_close)(nib_device *device); /* all work is done; streams and memory are already given back */
 
   nib_status (*memory_allocate)(nib_device *device, size_t bytes, void **out);

@@ -65,7 +65,7 @@ bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) 
   fegetenv(&host);
   fesetenv(FE_DFL_ENV);
   double real = number.is_float ? number.real : nib_f64_odd_from_i64(number.integer);
-  float single = number.is_float ? (float)number.real : (float)number.integer;
+  float single = (float)real; /* once rounded: an integer beyond 2^53 was rounded to odd before */
   uint32_t bits;
   switch (dtype) {
   case NIB_FLOAT32: bits = nib_bits_from_f32(nib_f32_canonical(single)); break;
@@ -166,6 +166,17 @@ static nib_status copy_across(nib_stream *stream, nib_tensor *destination, nib_t
   return status;
 }
 
+/* Between views that may share elements: as if all were read before any is written. */
+static nib_status copy_overlapping(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
+  nib_tensor *read;
+  nib_status status = nib_tensor_create(stream->device, source->dtype, source->ndim, source->shape, &read);
+  if (status != NIB_OK) return status;
+  status = nib_tensor_copy(stream, read, source);
+  if (status == NIB_OK) status = nib_tensor_copy(stream, destination, read);
+  nib_tensor_release(read);
+  return status;
+}
+
 nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
   nib_runtime *rt = stream->device->runtime;
   nib_status status = nib_enter(rt);
@@ -190,6 +201,8 @@ nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tens
     return nib_fail(rt, NIB_INVALID, "tensor:copy: source: expected a tensor of the same runtime, got one of another");
   if (nib_tensor_numel(destination) == 0) return nib_check_stream(stream, "tensor:copy");
   if (nib_tensor_dev(source) != stream->device) return copy_across(stream, destination, source);
+  if (nib_tensor_same_view(destination, source)) return nib_check_stream(stream, "tensor:copy");
+  if (nib_tensor_overlaps(destination, source)) return copy_overlapping(stream, destination, source);
   struct nib_copy_params params = copy_params(destination, &view);
   struct nib_access accesses[] = { { destination, true }, { source, false } };
   return nib_launch(stream, "tensor:copy", NIB_KERNEL_COPY, &params, sizeof params, accesses, 2);

@@ -171,6 +171,7 @@ const char *nib_describe(const nib_tensor *tensor, char *text, size_t size);
 #define NIB_DESCRIPTION 160
 int64_t nib_shape_numel(int32_t ndim, const int64_t *shape);
 bool nib_tensor_overlaps_itself(const nib_tensor *tensor);
+bool nib_tensor_overlaps(const nib_tensor *a, const nib_tensor *b);
 
 static inline nib_runtime *nib_tensor_runtime(const nib_tensor *t) { return t->storage->deferred.device->runtime; }
 static inline nib_device *nib_tensor_dev(const nib_tensor *t) { return t->storage->deferred.device; }

@@ -102,7 +102,8 @@ NIB_API const char *nib_version(void);
 /* Creates a runtime. `config` may be NULL. Fails with INVALID (ABI version, sizes) or MEMORY; there is no message then. */
 NIB_API nib_status nib_runtime_create(const nib_config *config, nib_runtime **out);
 
-/* Waits for all work, ends an open capture, joins the runtime's threads and frees all memory of tensors. Objects that are
+/* Ends an open capture, waits for what is running (kernels that have not begun are dropped, functions given to
+ * nib_stream_call still run), joins the runtime's threads and frees all memory of tensors. Objects that are
  * still there can only be released, every other call on them returns CLOSED. In a child process after fork it does nothing.
  * NULL is allowed. */
 NIB_API void nib_runtime_close(nib_runtime *runtime);
@@ -214,7 +215,8 @@ NIB_API nib_status nib_tensor_alias(nib_tensor *tensor, nib_tensor **out);
 
 /* destination = source, converted: to floats round to nearest even (float8_e4m3fn saturates), float to integer truncates
  * and saturates with NaN as 0, integers saturate, a NaN becomes 0x7FFFFFFF, 0x7FFF or 0x7F, the same dtype keeps every bit.
- * `source` may be expandable to the destination's shape. Devices may differ (not during a capture). */
+ * `source` may be expandable to the destination's shape and may share memory with it (all is read before any is
+ * written). Devices may differ (not during a capture). */
 NIB_API nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source);
 NIB_API nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number value);
 /* Element i = start + i*step, row-major; in float64 (two roundings, then one to the dtype) if either is real. Contiguous. */

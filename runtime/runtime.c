@@ -149,6 +149,7 @@ int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
 static void close_device(nib_device *device) {
   if (!device->backend) return;
   nib_capture_close(device);
+  if (device->backend->abandon) device->backend->abandon(device);
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
     if (stream->impl) device->backend->wait(stream, stream->submitted, -1);
   nib_reap(device, 0);

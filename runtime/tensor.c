@@ -245,6 +245,19 @@ bool nib_tensor_overlaps_itself(const nib_tensor *tensor) {
   return false;
 }
 
+/* The bytes from a tensor's first element to behind its last. */
+static int64_t extent(const nib_tensor *tensor) {
+  int64_t last = 0;
+  for (int32_t i = 0; i < tensor->ndim; i++) last += (tensor->shape[i] - 1) * tensor->stride[i];
+  return (last + 1) * (int64_t)nib_dtype_bytes(tensor->dtype);
+}
+
+/* For tensors that are not empty. Conservative: views that interleave without touching count as overlapping. */
+bool nib_tensor_overlaps(const nib_tensor *a, const nib_tensor *b) {
+  if (a->storage != b->storage) return false;
+  return a->offset_bytes < b->offset_bytes + extent(b) && b->offset_bytes < a->offset_bytes + extent(a);
+}
+
 /* ---- Views --------------------------------------------------------------------------------------------------------- */
 
 /* A copy of the handle for a view to change, after the checks. */

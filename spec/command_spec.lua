@@ -166,7 +166,7 @@ describe("the prompt", function()
   end
 
   local function typed(...)
-    if process.run("command -v script").status ~= 0 then pending("no `script` here to make a terminal with") end
+    if process.run("script -qec true /dev/null").status ~= 0 then pending("`script` cannot make a terminal here") end
     local status, screen = prompt { ... }
     assert.equal(0, status, screen)
     return screen

@@ -184,8 +184,7 @@ describe("converting", function()
     check(data.array(list, "int32"))
   end)
 
-  -- Not quick: valgrind carries out the processor's int64 to float32 conversion with two roundings.
-  it("int64 to every dtype: one rounding, also where float32 or float64 in between would round twice", function()
+  it("#quick int64 to every dtype: one rounding, also where float32 or float64 in between would round twice", function()
     local list = {0, 1, -1, math.maxinteger, math.mininteger, math.maxinteger - 1, math.mininteger + 1, (1 << 53) + 1,
                   -(1 << 53) - 1}
     for shift = 9, 62 do

@@ -373,13 +373,13 @@ describe("arguments #quick", function()
 end)
 
 describe("calls near the limits of the stack", function()
-  -- Recurses until the stack overflows; from `first` on calls `body` at every seventh level, and counts how often it
+  -- Recurses until the stack overflows; from `first` on calls `body` at every fourth level, and counts how often it
   -- raised. (Lua itself is slow to recover there.)
   local function recurse(first, body)
     local depth, raised = 0, 0
     local function deeper()
       depth = depth + 1
-      if depth >= first and depth % 7 == 0 and not pcall(body) then raised = raised + 1 end
+      if depth >= first and depth % 4 == 0 and not pcall(body) then raised = raised + 1 end
       return 1 + deeper()
     end
     local ok, message = pcall(deeper)

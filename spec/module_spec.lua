@@ -41,6 +41,8 @@ describe("the module #quick", function()
     local saved = package.loaded.nibble
     local old = nibble.tensor({ 1, 2, 3 })
     local old_stream = nibble.stream()
+    collectgarbage() -- what earlier specs left behind
+    collectgarbage()
     local used = nibble.memory().used
     local again
     local function round()

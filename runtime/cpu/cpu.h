@@ -36,6 +36,7 @@ struct nib_cpu {
   struct nib_cpu_team team;
   pthread_mutex_t lock;    /* all queues of the device */
   pthread_cond_t progress; /* some stream finished a task, or made room for one */
+  bool abandoned;          /* atomic: kernels that have not begun need not run */
   struct nib_fault fault;
 };
 

@@ -130,6 +130,11 @@ static void plan_destroy(struct nib_plan *plan) { (void)plan; }
 
 /* ---- The device ------------------------------------------------------------------------------------------------------------ */
 
+static void abandon(nib_device *device) {
+  struct nib_cpu *cpu = device->impl;
+  __atomic_store_n(&cpu->abandoned, true, __ATOMIC_RELAXED);
+}
+
 static void device_close(nib_device *device) {
   struct nib_cpu *cpu = device->impl;
   nib_cpu_pool_close(&cpu->pool);
@@ -162,6 +167,7 @@ static char *read_description(nib_runtime *rt) {
 static const struct nib_backend backend = {
   .name = "cpu",
   .host_memory = true,
+  .abandon = abandon,
   .device_close = device_close,
   .memory_allocate = memory_allocate,
   .memory_free = memory_free,

@@ -12,10 +12,14 @@ nib_cpu_kernel *const nib_cpu_kernels[NIB_KERNEL_COUNT] = {
 #undef X
 };
 
+static void run_kernel(struct nib_cpu *cpu, enum nib_kernel kernel, const void *params) {
+  if (!__atomic_load_n(&cpu->abandoned, __ATOMIC_RELAXED)) nib_cpu_kernels[kernel](params, &cpu->team);
+}
+
 static void run_plan(struct nib_cpu *cpu, const struct nib_plan *plan) {
   for (int32_t i = 0; i < plan->node_count; i++) {
     const struct nib_node *node = &plan->nodes[plan->order[i]];
-    nib_cpu_kernels[node->kernel](node->params, &cpu->team);
+    run_kernel(cpu, node->kernel, node->params);
   }
 }
 
@@ -29,7 +33,7 @@ static void wait_for(struct nib_cpu *cpu, nib_stream *stream, uint64_t ticket) {
 static nib_status run_task(struct nib_cpu *cpu, struct nib_cpu_task *task) {
   struct timespec now;
   switch (task->kind) {
-  case NIB_CPU_KERNEL: nib_cpu_kernels[task->kernel](task->as.params, &cpu->team); break;
+  case NIB_CPU_KERNEL: run_kernel(cpu, task->kernel, task->as.params); break;
   case NIB_CPU_CALL: {
     nib_status status = task->as.call.function(task->as.call.user);
     fesetenv(FE_DFL_ENV); /* the function may have left another one */

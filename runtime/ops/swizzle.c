@@ -1,19 +1,6 @@
 /* quantization.swizzle_v_scales */
 #include "check.h"
 
-/* The bytes from a tensor's first element to behind its last. */
-static int64_t extent(const nib_tensor *tensor) {
-  int64_t last = 0;
-  for (int32_t i = 0; i < tensor->ndim; i++) last += (tensor->shape[i] - 1) * tensor->stride[i];
-  return (last + 1) * (int64_t)nib_dtype_bytes(tensor->dtype);
-}
-
-/* Conservative: views that interleave without touching count as overlapping. */
-static bool overlap(const nib_tensor *a, const nib_tensor *b) {
-  if (a->storage != b->storage) return false;
-  return a->offset_bytes < b->offset_bytes + extent(b) && b->offset_bytes < a->offset_bytes + extent(a);
-}
-
 nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout kv_layout, bool inverse, nib_tensor *out,
                                 nib_tensor **result) {
   *result = NULL;
@@ -28,7 +15,7 @@ nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout
   if (out) {
     params.destination = nib_check_paged(&c, "out", out, NIB_BIT(v_sf->dtype), kv_layout, &pool, &blocks, true);
     bool empty = c.status != NIB_OK || nib_tensor_numel(out) == 0;
-    if (!empty && overlap(v_sf, out)) nib_check_fail(&c, "out", "expected a tensor that does not overlap v_sf, got one that does");
+    if (!empty && nib_tensor_overlaps(v_sf, out)) nib_check_fail(&c, "out", "expected a tensor that does not overlap v_sf, got one that does");
   }
   if (c.status != NIB_OK) return c.status;
   nib_tensor *target;

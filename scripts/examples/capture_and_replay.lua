@@ -25,6 +25,7 @@ local slots = nibble.full({ BATCH }, -1)
 local scale = nibble.full({ 1 }, 1, { dtype = "float32" })
 
 local stream = nibble.stream()
+stream:wait(nibble.current_stream():record()) -- what was filled above is filled before this stream goes on
 local graph = stream:capture(function()
   append(key, value, slots, pool.paged_kv_cache, pool.kv_cache_sf, scale, scale)
 end)
