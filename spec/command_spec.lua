@@ -161,7 +161,7 @@ describe("the prompt", function()
     for _, text in ipairs(steps) do table.insert(lines, "rest; printf %s " .. process.quote(text)) end
     table.insert(lines, "rest; printf '\\004'; rest")
     local result = process.run(("screen=%s\n{ %s\n} | TERM=xterm NIBBLE_HISTORY=%s timeout 60 script -qefc %s %s"):format(
-      screen, table.concat(lines, "\n"), process.quote(history), process.quote(command), screen))
+      screen, table.concat(lines, "\n"), process.quote(history), process.quote("exec " .. command), screen))
     return result.status, (result.stdout:gsub("\r", ""))
   end
 

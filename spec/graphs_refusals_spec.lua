@@ -339,7 +339,9 @@ describe("a capture ends", function()
   end)
 
   it("when its stack overflows", function()
-    rounds(3, function(s)
+    -- Memory is not compared here: Lua skips finalizers that meet the end of the stack.
+    local s = nibble.stream()
+    for _ = 1, 3 do
       local function deeper(n) return 1 + deeper(n + 1) end
       local ok, message = pcall(s.capture, s, function()
         nibble.zeros(100)
@@ -347,7 +349,8 @@ describe("a capture ends", function()
       end)
       assert.is_false(ok)
       assert.matches("overflow", message)
-    end)
+      works(s)
+    end
   end)
 
   it("when update's function raises, 1,000 times", function()

@@ -294,6 +294,12 @@ describe("a damaged file #quick", function()
     assert.is_truthy(message:find("<c8", 1, true), message)
   end)
 
+end)
+
+describe("a damaged file", function()
+  setup(function() path = os.tmpname() end)
+  teardown(function() os.remove(path) end)
+
   it("never does more than raise, whatever byte of it is changed or cut", function()
     local base = npy({ "<u2", "(2, 3)" }, "abcdefghijkl")
     local loaded, refused = 0, 0

@@ -41,8 +41,8 @@ function process.run(line)
   return result
 end
 
---- Runs `code` as a script file. `opts.command`: what runs it (default: lua5.4); `opts.before`: shell text in front of
---- it ("ulimit ...;", "NAME=value"); `opts.args`: shell text behind it.
+--- Runs `code` as a script file. `opts.command`: what runs it (default: lua5.4, or the command where that alone has the
+--- sanitizers in it); `opts.before`: shell text in front of it ("ulimit ...;", "NAME=value"); `opts.args`: behind it.
 ---@param code string
 ---@param opts? {command?: string, before?: string, args?: string}
 function process.script(code, opts)
@@ -53,7 +53,7 @@ function process.script(code, opts)
   file:close()
   local paths = ("LUA_PATH=%s LUA_CPATH=%s"):format(process.quote(package.path), process.quote(package.cpath))
   local result = process.run(("export %s\n%s %s %s %s"):format(paths, opts.before or "",
-    process.quote(opts.command or "lua5.4"), path, opts.args or ""))
+    process.quote(opts.command or process.sanitized() and process.command() or "lua5.4"), path, opts.args or ""))
   os.remove(path)
   return result
 end
