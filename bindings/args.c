@@ -172,6 +172,20 @@ int32_t nib_lua_integers(lua_State *L, const char *operation, const char *parame
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
+void nib_lua_spread_options(lua_State *L, const char *operation, int first, const char *const *names) {
+  int index = first;
+  while (names[index - first] && lua_type(L, index) != LUA_TTABLE) index++;
+  if (!names[index - first]) return;
+  nib_lua_options(L, operation, index, names + (index - first));
+  lua_pushvalue(L, index);
+  int options = lua_gettop(L);
+  for (int i = index; names[i - first]; i++) {
+    nib_lua_push_option(L, options, names[i - first]);
+    lua_replace(L, i);
+  }
+  lua_settop(L, options - 1);
+}
+
 void nib_lua_options(lua_State *L, const char *operation, int index, const char *const *allowed) {
   if (lua_isnoneornil(L, index)) return;
   if (lua_type(L, index) != LUA_TTABLE) nib_lua_expected(L, operation, "opts", index, "a table of options");
@@ -315,13 +329,6 @@ nib_scale_source nib_lua_scale(lua_State *L, const char *operation, const char *
 }
 
 nib_layout nib_lua_layout(lua_State *L, const char *operation, int index, nib_layout otherwise) {
-  static const char *const allowed[] = { "kv_layout", NULL };
-  int top = lua_gettop(L);
-  if (lua_type(L, index) == LUA_TTABLE) {
-    nib_lua_options(L, operation, index, allowed);
-    nib_lua_push_option(L, index, "kv_layout");
-    index = -1;
-  }
   nib_layout layout = otherwise;
   if (!lua_isnoneornil(L, index)) {
     const char *name = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : "";
@@ -329,6 +336,5 @@ nib_layout nib_lua_layout(lua_State *L, const char *operation, int index, nib_la
       nib_lua_expected(L, operation, "kv_layout", index, "\"NHD\" or \"HND\"");
     layout = *name == 'N' ? NIB_NHD : NIB_HND;
   }
-  lua_settop(L, top);
   return layout;
 }

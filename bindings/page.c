@@ -4,7 +4,9 @@
 #define APPEND "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
 
 static int append(lua_State *L) {
+  static const char *const names[] = { "kv_layout", NULL };
   lua_settop(L, 8);
+  nib_lua_spread_options(L, APPEND, 8, names);
   nib_append_desc desc = {
     .append_key = nib_lua_tensor(L, APPEND, "append_key", 1),
     .append_value = nib_lua_tensor(L, APPEND, "append_value", 2),

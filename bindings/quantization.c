@@ -42,7 +42,9 @@ static int materialize(lua_State *L) {
 }
 
 static int dequantize(lua_State *L) {
+  static const char *const names[] = { "kv_layout", NULL };
   lua_settop(L, 9);
+  nib_lua_spread_options(L, DEQUANTIZE, 9, names);
   nib_dequantize_desc desc = {
     .paged_kv_cache = nib_lua_cache(L, DEQUANTIZE, "paged_kv_cache", 1),
     .kv_cache_sf = nib_lua_cache(L, DEQUANTIZE, "kv_cache_sf", 2),
@@ -61,12 +63,20 @@ static int dequantize(lua_State *L) {
 }
 
 static int swizzle_v_scales(lua_State *L) {
-  static const char *const allowed[] = { "inverse", "out", NULL };
+  static const char *const allowed[] = { "kv_layout", "inverse", "out", NULL };
   lua_settop(L, 3);
   nib_tensor *v_sf = nib_lua_tensor(L, SWIZZLE, "v_sf", 1);
+  if (lua_type(L, 2) == LUA_TTABLE) { /* the layout as a keyword, too */
+    nib_lua_options(L, SWIZZLE, 2, allowed);
+    lua_pushvalue(L, 2);
+    lua_replace(L, 3);
+    nib_lua_push_option(L, 3, "kv_layout");
+    lua_replace(L, 2);
+  } else {
+    nib_lua_options(L, SWIZZLE, 3, allowed + 1);
+  }
   if (lua_type(L, 2) != LUA_TSTRING) return nib_lua_expected(L, SWIZZLE, "kv_layout", 2, "\"NHD\" or \"HND\"");
   nib_layout layout = nib_lua_layout(L, SWIZZLE, 2, NIB_NHD);
-  nib_lua_options(L, SWIZZLE, 3, allowed);
   bool inverse = nib_lua_boolean_option(L, SWIZZLE, 3, "inverse", false);
   nib_tensor *out = nib_lua_tensor_option(L, SWIZZLE, 3, "out");
   nib_stream *stream = nib_lua_current_stream(L, SWIZZLE, nib_tensor_device(v_sf));
@@ -84,7 +94,9 @@ static int swizzle_v_scales(lua_State *L) {
 
 static int quantize_cache(lua_State *L) {
   enum { COUNT = 6 };
+  static const char *const names[] = { "kv_layout", "k_global_sf", "v_global_sf", NULL };
   lua_settop(L, 5);
+  nib_lua_spread_options(L, QUANTIZE, 3, names);
   nib_quantize_cache_desc desc = {
     .k_cache = nib_lua_tensor(L, QUANTIZE, "k_cache", 1),
     .v_cache = nib_lua_tensor(L, QUANTIZE, "v_cache", 2),

@@ -226,8 +226,8 @@ NIB_HD float nib_e2m1_decode(uint32_t code)
 #define NIB_BLOCK 16
 #define NIB_BLOCK_BYTES 8 /* packed, the earlier element of two in the low nibble */
 
-#define NIB_APPEND_NAN_CODE 0u /* what a NaN becomes in operation 1 and the cache quantizer, */
-#define NIB_MLA_NAN_CODE 7u    /* and in operation 4 */
+#define NIB_APPEND_NAN_CODE 0u /* what a NaN becomes in append and quantize_cache, */
+#define NIB_MLA_NAN_CODE 7u    /* and in rope_insert */
 
 /* amax: the largest |x| over the elements that are not NaN, 0 for none. Non-negative floats order like their bits; adding
  * what lies above infinity wraps a NaN's, in 16 bits, below all others. */
@@ -247,7 +247,7 @@ struct nib_block_scale {
   uint8_t byte;  /* the stored E4M3 scale */
 };
 
-/* amax / 6g in E4M3, 0x7E for an infinite amax; `global` is the global decode scale g, positive and finite. Operation 4 has
+/* amax / 6g in E4M3, 0x7E for an infinite amax; `global` is the global decode scale g, positive and finite. rope_insert has
  * none: g = 1 changes nothing. */
 NIB_HD struct nib_block_scale nib_block_scale(float amax, float global)
 {
@@ -273,7 +273,7 @@ NIB_HD void nib_block_encode(const uint16_t *x, int32_t type, float inverse, uin
   memcpy(packed, &word, sizeof word);
 }
 
-/* One element of operation 3: each product rounded to float32, then to `type`. */
+/* One element of dequantize: each product rounded to float32, then to `type`. */
 NIB_HD uint16_t nib_16_from_e2m1(uint32_t code, float scale, float global, int32_t type)
 {
   return nib_16_from_f32(nib_e2m1_decode(code) * scale * global, type);
@@ -291,7 +291,7 @@ NIB_HD void nib_block_decode(const uint8_t *packed, float scale, float global, i
   }
 }
 
-/* One element of operation 2: the product is exact in float32, so that there is one rounding. */
+/* One element of materialize: the product is exact in float32, so that there is one rounding. */
 NIB_HD uint8_t nib_e4m3_from_e2m1(uint32_t code, uint8_t scale)
 {
   return nib_e4m3_encode(nib_e2m1_decode(code) * nib_e4m3_decode(scale));

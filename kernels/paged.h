@@ -51,7 +51,7 @@ NIB_HD int64_t nib_interleaved_column(int64_t token, int64_t block, int64_t bloc
   return block % (blocks / 4) * 4 + token % 4;
 }
 
-/* Operation 2: what request b asks for and what it gets. */
+/* Materialize: what request b asks for and what it gets. */
 struct nib_materialize_request {
   int64_t length; /* as stored in seq_lens */
   int64_t pages;  /* that the length reaches, from 0 to max_kv_len cut */

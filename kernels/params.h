@@ -122,7 +122,7 @@ struct nib_indices {
   int32_t is_int64;
 };
 
-/* CONTRACT 1. Row i of `key` and `value` ([rows, heads, head_dim], float16 or bfloat16, last dimension contiguous). */
+/* Quantize and append. Row i of `key` and `value` ([rows, heads, head_dim], float16 or bfloat16, last dimension contiguous). */
 struct nib_append_params {
   const void *key, *value;
   int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;
@@ -134,7 +134,7 @@ struct nib_append_params {
   struct nib_fault *fault;
 };
 
-/* CONTRACT 2. */
+/* Materialize as E4M3. */
 struct nib_materialize_params {
   struct nib_paged k_cache, v_cache, k_sf, v_sf; /* HND or any strides; K scales linear, V scales interleaved */
   const int32_t *block_tables;                   /* [batch, columns] or [batch, 2, columns] */
@@ -151,7 +151,7 @@ struct nib_materialize_params {
   struct nib_fault *fault;
 };
 
-/* CONTRACT 3. K and V may have different head_dim. */
+/* Dequantize from pages. K and V may have different head_dim. */
 struct nib_dequantize_params {
   struct nib_paged k_cache, v_cache, k_sf, v_sf;
   struct nib_indices block_tables; /* [batch, >= ceil(max_seq_len / page_size)] */
@@ -170,7 +170,7 @@ struct nib_dequantize_params {
 #define NIB_MLA_SCALE_BYTES 32  /* 28 E4M3, 4 zero */
 #define NIB_MLA_RECORD_BYTES 384
 
-/* CONTRACT 4 and its sibling. */
+/* Rotate, quantize and insert: with queries, and its sibling without. */
 struct nib_rope_insert_params {
   const uint16_t *q;  /* [rows, heads, 512] bfloat16, compact; NULL: no queries at all */
   uint16_t *q_out;    /* [rows, padded_heads, 512] compact; NULL: not written; == q: in place, RoPE dimensions only */
@@ -223,7 +223,7 @@ struct nib_quantize_cache_params {
   struct nib_fault *fault;
 };
 
-/* bfloat16 [count, 512] rows of operation 4's records; a bad slot gives a zero row and a fault. */
+/* bfloat16 [count, 512] rows of rope_insert's records; a bad slot gives a zero row and a fault. */
 struct nib_mla_dequantize_params {
   const uint8_t *cache;
   int64_t page_stride;

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "../kernels/convert.h"
 #include "../kernels/cpu/kernel.h"
-#include "../kernels/nvfp4.h"
 #include "backend.h"
 
 /* ---- Single elements ----------------------------------------------------------------------------------------------- */
@@ -44,14 +44,9 @@ static bool as_integer(nib_number number, int64_t *out) {
 }
 
 static bool integer_range(nib_dtype dtype, int64_t *low, int64_t *high) {
-  switch (dtype) {
-  case NIB_UINT8: *low = 0, *high = UINT8_MAX; return true;
-  case NIB_INT8: *low = INT8_MIN, *high = INT8_MAX; return true;
-  case NIB_UINT16: *low = 0, *high = UINT16_MAX; return true;
-  case NIB_INT32: *low = INT32_MIN, *high = INT32_MAX; return true;
-  case NIB_INT64: *low = INT64_MIN, *high = INT64_MAX; return true;
-  default: return false;
-  }
+  *low = nib_type_min((int32_t)dtype);
+  *high = nib_type_max((int32_t)dtype);
+  return !nib_dtype_is_float(dtype);
 }
 
 bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) {

@@ -217,6 +217,9 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   if (!device->capture || device->capture->origin != stream)
     return nib_fail(rt, NIB_STATE, "stream:capture: stream: expected a stream that began a capture, got stream %llu",
                     (unsigned long long)stream->id);
+  if (*graph && (*graph)->device != device)
+    return nib_fail(rt, NIB_INVALID, "stream:capture: graph: expected a graph of %s, got one of %s", device->info.name,
+                    (*graph)->device->info.name);
   nib_stream *loose = unjoined(device);
   if (loose) {
     status = nib_fail(rt, NIB_STATE,
@@ -244,7 +247,7 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
     (*graph)->plan = plan;
     nib_defer(&old->deferred);
   } else {
-    *created = (nib_graph){ device, stream, plan };
+    *created = (nib_graph){ device, plan };
     nib_handle_added(rt);
     *graph = created;
   }
@@ -262,7 +265,6 @@ void nib_graph_release(nib_graph *graph) {
 }
 
 nib_device *nib_graph_device(const nib_graph *graph) { return graph->device; }
-nib_stream *nib_graph_stream(const nib_graph *graph) { return graph->stream; }
 int32_t nib_graph_node_count(const nib_graph *graph) { return graph->plan->node_count; }
 
 nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {

@@ -102,7 +102,6 @@ struct nib_capture {
 
 struct nib_graph {
   nib_device *device;
-  nib_stream *stream;
   struct nib_plan *plan;
 };
 

@@ -12,8 +12,11 @@
  * Errors. Functions that can fail return a nib_status; nib_error() then has the message, `operation: parameter: expected X,
  * got Y` where an argument is to blame. A function that fails has changed nothing. Operations are named as in Lua.
  *
- * Time. All work on tensors is asynchronous and ordered inside its stream. Only functions with a `timeout_us` parameter
- * wait: negative waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet.
+ * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait:
+ * negative waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only
+ * where they say so, and in two cases: a stream of the CPU whose queue is full (256 pieces of work) makes the next one wait
+ * for room, and a tensor for which there is no memory waits for queued work that holds some. So a function given to
+ * nib_stream_call must not depend on what the thread that uses the runtime does next.
  *
  * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name says bytes. */
 #ifndef NIBBLE_H
@@ -102,8 +105,8 @@ NIB_API const char *nib_version(void);
 /* Creates a runtime. `config` may be NULL. Fails with INVALID (ABI version, sizes) or MEMORY; there is no message then. */
 NIB_API nib_status nib_runtime_create(const nib_config *config, nib_runtime **out);
 
-/* Ends an open capture, waits for what is running (kernels that have not begun are dropped, functions given to
- * nib_stream_call still run), joins the runtime's threads and frees all memory of tensors. Objects that are
+/* Ends an open capture, waits for what is running (kernels that have not begun are dropped, once all
+ * functions given to nib_stream_call have run), joins the runtime's threads and frees all memory of tensors. Objects that are
  * still there can only be released, every other call on them returns CLOSED. In a child process after fork it does nothing.
  * NULL is allowed. */
 NIB_API void nib_runtime_close(nib_runtime *runtime);
@@ -177,8 +180,14 @@ typedef struct nib_number {
   int64_t integer;
   double real;
 } nib_number;
-#define NIB_INTEGER(i) ((nib_number){ .integer = (i), .real = 0 })
-#define NIB_REAL(r) ((nib_number){ .is_float = true, .real = (r) })
+static inline nib_number NIB_INTEGER(int64_t integer) {
+  nib_number number = { false, integer, 0 };
+  return number;
+}
+static inline nib_number NIB_REAL(double real) {
+  nib_number number = { true, 0, real };
+  return number;
+}
 
 /* A compact tensor [shape[0], ..., shape[ndim-1]] of unspecified contents; ndim 0 is one element. Fails with INVALID
  * (ndim > 8, a negative size, a byte count past 2^62) before anything is allocated, or MEMORY. */
@@ -289,11 +298,12 @@ NIB_API nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *m
 
 typedef enum nib_capture_mode { NIB_CAPTURE_THREAD_LOCAL, NIB_CAPTURE_GLOBAL, NIB_CAPTURE_RELAXED } nib_capture_mode;
 
-/* From here to nib_capture_end work on the stream, and on streams that join it by events, is recorded instead of done. One
+/* The modes say what the driver refuses meanwhile, as CUDA's do; they mean the same on the CPU.
+ * From here to nib_capture_end work on the stream, and on streams that join it by events, is recorded instead of done. One
  * capture at a time on a device. */
 NIB_API nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode);
-/* Ends the capture that began on this stream. *graph NULL: a new graph. Otherwise the graph is updated: *in_place (may be
- * NULL) says whether nodes and dependencies were the same. A stream that joined and was not joined back fails with STATE:
+/* Ends the capture that began on this stream. *graph is read: NULL makes a new graph (so set it to NULL before); a graph of
+ * the same device is updated, and *in_place (may be NULL) says whether nodes and dependencies were the same. A stream that joined and was not joined back fails with STATE:
  * the capture has ended and *graph is as before. */
 NIB_API nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place);
 /* Ends the capture and forgets what was recorded. Does nothing when the stream did not begin one. */
@@ -301,8 +311,6 @@ NIB_API void nib_capture_abort(nib_stream *stream);
 
 NIB_API void nib_graph_release(nib_graph *graph); /* NULL is allowed; queued replays still run */
 NIB_API nib_device *nib_graph_device(const nib_graph *graph);
-/* The stream it was captured on; of use as long as the host has not released that. */
-NIB_API nib_stream *nib_graph_stream(const nib_graph *graph);
 /* Runs the graph once as work of the stream. */
 NIB_API nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream);
 NIB_API int32_t nib_graph_node_count(const nib_graph *graph);
@@ -384,7 +392,8 @@ typedef struct nib_rope_insert_desc {
   bool q_inplace;
   int64_t compress_ratio; /* with q NULL: 1 or 2; 0 means 1 */
 } nib_rope_insert_desc;
-/* q_out may be NULL when q is. The caller releases it. */
+/* q_out (may be NULL when q is; the caller releases it): bfloat16 [tokens, q_head_padded, 512], without heads for 0; another
+ * handle on q when in place. */
 NIB_API nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc, nib_tensor **q_out);
 
 /* quantization.swizzle_v_scales; out NULL: allocated. The caller releases *result. */

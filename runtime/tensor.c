@@ -245,17 +245,38 @@ bool nib_tensor_overlaps_itself(const nib_tensor *tensor) {
   return false;
 }
 
-/* The bytes from a tensor's first element to behind its last. */
-static int64_t extent(const nib_tensor *tensor) {
+/* The bytes from a tensor's first element to behind its last, over the dimensions in `dims` alone (a bit each). */
+static int64_t extent(const nib_tensor *tensor, unsigned dims) {
   int64_t last = 0;
-  for (int32_t i = 0; i < tensor->ndim; i++) last += (tensor->shape[i] - 1) * tensor->stride[i];
+  for (int32_t i = 0; i < tensor->ndim; i++)
+    if (dims & 1u << i) last += (tensor->shape[i] - 1) * tensor->stride[i];
   return (last + 1) * (int64_t)nib_dtype_bytes(tensor->dtype);
 }
 
-/* For tensors that are not empty. Conservative: views that interleave without touching count as overlapping. */
+static int32_t longest_stride(const nib_tensor *tensor, unsigned dims) {
+  int32_t longest = -1;
+  for (int32_t i = 0; i < tensor->ndim; i++)
+    if (dims & 1u << i && tensor->shape[i] > 1 && (longest < 0 || tensor->stride[i] > tensor->stride[longest])) longest = i;
+  return longest;
+}
+
+/* `distance`: from a's first byte to b's. Where both repeat with one period, what they are inside it decides. */
+static bool overlap(const nib_tensor *a, unsigned a_dims, const nib_tensor *b, unsigned b_dims, int64_t distance) {
+  if (distance >= extent(a, a_dims) || -distance >= extent(b, b_dims)) return false;
+  int32_t i = longest_stride(a, a_dims), k = longest_stride(b, b_dims);
+  if (i < 0 || k < 0) return true;
+  int64_t period = a->stride[i] * (int64_t)nib_dtype_bytes(a->dtype);
+  if (period == 0 || period != b->stride[k] * (int64_t)nib_dtype_bytes(b->dtype)) return true;
+  int64_t phase = (distance % period + period) % period;
+  a_dims &= ~(1u << i);
+  b_dims &= ~(1u << k);
+  return overlap(a, a_dims, b, b_dims, phase) || overlap(a, a_dims, b, b_dims, phase - period);
+}
+
+/* For tensors that are not empty. Sees that views apart from each other are apart, also those that alternate (K, V and their
+ * scales in one pool, page by page or head by head); irregular ones that interleave may count as overlapping. */
 bool nib_tensor_overlaps(const nib_tensor *a, const nib_tensor *b) {
-  if (a->storage != b->storage) return false;
-  return a->offset_bytes < b->offset_bytes + extent(b) && b->offset_bytes < a->offset_bytes + extent(a);
+  return a->storage == b->storage && overlap(a, ~0u, b, ~0u, b->offset_bytes - a->offset_bytes);
 }
 
 /* ---- Views --------------------------------------------------------------------------------------------------------- */
@@ -305,8 +326,8 @@ nib_status nib_tensor_narrow(nib_tensor *tensor, int64_t dim, int64_t start, int
   status = new_view(tensor, out);
   if (status != NIB_OK) return status;
   (*out)->shape[dim] = length;
-  (*out)->offset_bytes += start * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
-  if (length == 0) (*out)->offset_bytes = tensor->offset_bytes; /* never past the end of the storage */
+  /* An empty view stays where it is: never past the end of the storage. */
+  if (nib_tensor_numel(*out) > 0) (*out)->offset_bytes += start * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
   return NIB_OK;
 }
 
@@ -500,8 +521,10 @@ nib_status nib_tensor_reinterpret(nib_tensor *tensor, nib_dtype dtype, nib_tenso
     bool fits = last >= 0 && (tensor->stride[last] == 1 || tensor->shape[last] <= 1) &&
                 tensor->shape[last] * old_item % item == 0 && tensor->offset_bytes % item == 0;
     for (int32_t i = 0; fits && i < last; i++) {
-      fits = tensor->shape[i] <= 1 || tensor->stride[i] * old_item % item == 0;
-      view.stride[i] = tensor->stride[i] * old_item / item;
+      int64_t bytes; /* a stride that no element uses may be too large to be multiplied */
+      bool known = !__builtin_mul_overflow(tensor->stride[i], old_item, &bytes);
+      fits = tensor->shape[i] <= 1 || (known && bytes % item == 0);
+      if (known) view.stride[i] = bytes / item;
     }
     if (!fits)
       return nib_fail(rt, NIB_INVALID,

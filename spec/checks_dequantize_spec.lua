@@ -94,6 +94,17 @@ checks.describe({operation = OPERATION, arguments = arguments, call = call, case
                             "output_k", "output_v"}}, describe, it)
 
 describe(OPERATION, function()
+  it("refuses outputs that share memory #quick", function()
+    local a = arguments()
+    local shape, size = a.output_v.shape, a.output_v:numel()
+    local both = nibble.zeros(2 * a.output_k:numel() + size, {dtype = a.output_v.dtype})
+    a.output_k = both:narrow(1, 1, a.output_k:numel()):view(a.output_k.shape)
+    a.output_v = both:narrow(1, a.output_k:numel(), size):view(shape)
+    local ok, message = pcall(call, a)
+    assert.is_false(ok)
+    assert.truthy(message:find("output_v: expected a tensor that does not overlap output_k", 1, true), message)
+  end)
+
   it("refuses an option that it does not know #quick", function()
     local a = arguments()
     a.kv_layout = {layout = "NHD"}

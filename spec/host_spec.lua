@@ -61,6 +61,10 @@ describe("a host in C", function()
     run("async")
   end)
 
+  it("closes a runtime with work in its queues: its functions still run and see what was written before them", function()
+    run("closing")
+  end)
+
   it("may fork, and gets a clear error in the child", function()
     run("forked")
   end)

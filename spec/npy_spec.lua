@@ -269,6 +269,9 @@ describe("a damaged file #quick", function()
   for name, text in pairs(damages) do
     it("(" .. name .. ") is an error that names the operation and the file", function()
       write(text)
+      nibble.synchronize()
+      collectgarbage() -- what earlier specs left behind
+      collectgarbage()
       local used = nibble.memory().used
       local ok, message = pcall(nibble.load, path)
       assert.is_false(ok)

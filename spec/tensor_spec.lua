@@ -328,6 +328,12 @@ describe("copy #quick", function()
         assert.same(nibble.arange(1000):totable(), t:totable())
       end
     end
+    -- Large enough for several threads, and reordered.
+    local long = nibble.arange(200000)
+    local want = long:narrow(1, 1, 199999):clone()
+    assert.is_true(want:equal(long:narrow(1, 2, 199999):copy(long:narrow(1, 1, 199999))))
+    local square = nibble.arange(9):view(3, 3)
+    assert.same({ { 0, 3, 6 }, { 1, 4, 7 }, { 2, 5, 8 } }, square:copy(square:transpose(1, 2)):totable())
     -- A tensor onto itself is no overlap that could matter.
     local same = nibble.arange(4)
     assert.same({ 0, 1, 2, 3 }, same:copy(same):totable())

@@ -179,6 +179,12 @@ describe("reinterpret #quick", function()
     assert.equal(row:rep(3), pool:bytes())
   end)
 
+  it("bears any stride of a dimension that has one index", function()
+    local t = nibble.zeros(8):as_strided({ 1, 4 }, { 1 << 62, 1 })
+    assert.same({ 1, 16 }, t:reinterpret("uint8").shape)
+    assert.same({ 0, 4 }, t:narrow(1, 2, 0).shape)
+  end)
+
   it("between sizes of one byte needs no contiguous dimension", function()
     local t = nibble.zeros(4, 4, { dtype = "uint8" }):select(2, 2)
     assert.same({ 4 }, t:reinterpret("int8").shape)

@@ -1,4 +1,4 @@
-/* Operation 1: quantize K and V rows and write each to its slot. */
+/* Append: quantize K and V rows and write each to its slot. */
 #include "../paged.h"
 #include "blocks.h"
 

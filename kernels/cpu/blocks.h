@@ -8,7 +8,7 @@
 
 #define NIB_STEP 8 /* blocks */
 
-/* Elements (float16 or bfloat16) to packed codes by operation 1's rule, their scale bytes to sf[0], sf[1], ... */
+/* Elements (float16 or bfloat16) to packed codes by append's rule, their scale bytes to sf[0], sf[1], ... */
 NIB_BODY nib_blocks_quantize(const uint16_t *x, int32_t type, int64_t blocks, float global, uint32_t nan_code, uint8_t *packed,
                              uint8_t *sf)
 {

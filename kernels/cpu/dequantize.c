@@ -1,4 +1,4 @@
-/* Operation 3: gather requests from the pages and dequantize them. */
+/* Dequantize: gather requests from the pages and dequantize them. */
 #include "../paged.h"
 #include "clones.h"
 

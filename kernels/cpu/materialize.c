@@ -1,4 +1,4 @@
-/* Operation 2: the pages that requests reach, as an E4M3 cache. */
+/* Materialize: the pages that requests reach, as an E4M3 cache. */
 #include "../paged.h"
 #include "clones.h"
 

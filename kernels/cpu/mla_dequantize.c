@@ -1,4 +1,4 @@
-/* The bfloat16 rows that operation 4's records stand for. */
+/* The bfloat16 rows that rope_insert's records stand for. */
 #include "../paged.h"
 #include "clones.h"
 

@@ -1,4 +1,4 @@
-/* Operation 4 and its sibling: rotate q; rotate, quantize and insert kv. */
+/* Rope insert and its sibling without queries: rotate q; rotate, quantize and insert kv. */
 #include "../paged.h"
 #include "blocks.h"
 

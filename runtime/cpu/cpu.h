@@ -36,7 +36,8 @@ struct nib_cpu {
   struct nib_cpu_team team;
   pthread_mutex_t lock;    /* all queues of the device */
   pthread_cond_t progress; /* some stream finished a task, or made room for one */
-  bool abandoned;          /* atomic: kernels that have not begun need not run */
+  bool abandoned;          /* atomic: kernels that have not begun need not run, */
+  int32_t calls;           /* atomic: unless host functions that are still queued could see what they write */
   struct nib_fault fault;
 };
 

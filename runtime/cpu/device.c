@@ -36,18 +36,18 @@ static nib_status launch(nib_stream *stream, enum nib_kernel kernel, const void 
   return nib_cpu_push(stream, &task);
 }
 
-#define FITS(type) _Static_assert(sizeof(struct type) <= NIB_CPU_PARAMS_MAX, "params of " #type " do not fit in a task")
-FITS(nib_append_params);
-FITS(nib_materialize_params);
-FITS(nib_dequantize_params);
-FITS(nib_rope_insert_params);
-FITS(nib_quantize_cache_params);
-FITS(nib_rope_table_params);
-FITS(nib_copy_params);
+#define X(symbol, name) \
+  _Static_assert(sizeof(struct nib_##name##_params) <= NIB_CPU_PARAMS_MAX, "params of " #name " do not fit in a task");
+NIB_KERNEL_LIST(X)
+#undef X
 
 static nib_status call(nib_stream *stream, nib_status (*function)(void *user), void *user) {
+  struct nib_cpu *cpu = stream->device->impl;
   struct nib_cpu_task task = { .kind = NIB_CPU_CALL, .as.call = { function, user } };
-  return nib_cpu_push(stream, &task);
+  __atomic_fetch_add(&cpu->calls, 1, __ATOMIC_RELAXED);
+  nib_status status = nib_cpu_push(stream, &task);
+  if (status != NIB_OK) __atomic_fetch_sub(&cpu->calls, 1, __ATOMIC_RELAXED);
+  return status;
 }
 
 static nib_status event_record(nib_stream *stream, nib_event *event) {

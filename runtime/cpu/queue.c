@@ -13,7 +13,8 @@ nib_cpu_kernel *const nib_cpu_kernels[NIB_KERNEL_COUNT] = {
 };
 
 static void run_kernel(struct nib_cpu *cpu, enum nib_kernel kernel, const void *params) {
-  if (!__atomic_load_n(&cpu->abandoned, __ATOMIC_RELAXED)) nib_cpu_kernels[kernel](params, &cpu->team);
+  bool unseen = __atomic_load_n(&cpu->abandoned, __ATOMIC_RELAXED) && __atomic_load_n(&cpu->calls, __ATOMIC_RELAXED) == 0;
+  if (!unseen) nib_cpu_kernels[kernel](params, &cpu->team);
 }
 
 static void run_plan(struct nib_cpu *cpu, const struct nib_plan *plan) {
@@ -36,6 +37,7 @@ static nib_status run_task(struct nib_cpu *cpu, struct nib_cpu_task *task) {
   case NIB_CPU_KERNEL: run_kernel(cpu, task->kernel, task->as.params); break;
   case NIB_CPU_CALL: {
     nib_status status = task->as.call.function(task->as.call.user);
+    __atomic_fetch_sub(&cpu->calls, 1, __ATOMIC_RELAXED);
     fesetenv(FE_DFL_ENV); /* the function may have left another one */
     return status;
   }

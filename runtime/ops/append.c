@@ -27,8 +27,16 @@ nib_status nib_append(nib_stream *stream, const nib_append_desc *desc) {
     .k_sf = nib_check_paged(&c, "kv_cache_sf (K)", &k_sf, NIB_SCALES, desc->kv_layout, &pool, &blocks, true),
     .v_sf = nib_check_paged(&c, "kv_cache_sf (V)", &v_sf, NIB_SCALES, desc->kv_layout, &pool, &blocks, true),
   };
-  nib_check_distinct(&c, "paged_kv_cache (V)", &v, "K", &k);
-  nib_check_distinct(&c, "kv_cache_sf (V)", &v_sf, "K's", &k_sf);
+  const struct {
+    const char *name;
+    const nib_tensor *tensor;
+  } outputs[] = { { "paged_kv_cache (K)", &k }, { "paged_kv_cache (V)", &v }, { "kv_cache_sf (K)", &k_sf }, { "kv_cache_sf (V)", &v_sf } };
+  for (int i = 0; i < 4; i++) {
+    for (int j = 0; j < i; j++) nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, outputs[j].name, outputs[j].tensor);
+    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "append_key", key);
+    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "append_value", value);
+    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "slot_mapping", slots);
+  }
   params.k_scale = nib_check_scale(&c, "k_scale", &desc->k_scale);
   params.v_scale = nib_check_scale(&c, "v_scale", &desc->v_scale);
   if (c.status != NIB_OK) return c.status;

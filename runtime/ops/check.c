@@ -85,12 +85,13 @@ void nib_check_output(struct nib_check *c, const char *parameter, const nib_tens
   nib_check_fail(c, parameter, "expected an output whose elements do not overlap, got %s", describe_strides(tensor, have, sizeof have));
 }
 
-void nib_check_distinct(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
+void nib_check_disjoint(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
                         const nib_tensor *other) {
   char have[NIB_DESCRIPTION];
-  if (c->status != NIB_OK || nib_tensor_numel(tensor) == 0 || nib_tensor_numel(other) == 0) return;
-  if (nib_tensor_data(tensor) == nib_tensor_data(other))
-    nib_check_fail(c, parameter, "expected other memory than %s, got the same (%s)", other_name, nib_describe(tensor, have, sizeof have));
+  if (c->status != NIB_OK || !other || tensor->storage != other->storage) return;
+  if (nib_tensor_numel(tensor) > 0 && nib_tensor_numel(other) > 0 && nib_tensor_overlaps(tensor, other))
+    nib_check_fail(c, parameter, "expected a tensor that does not overlap %s, got one that does (%s)", other_name,
+                   nib_describe(tensor, have, sizeof have));
 }
 
 void nib_check_multiple(struct nib_check *c, const char *parameter, const char *what, int64_t value, int64_t factor) {

@@ -30,8 +30,8 @@ void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tens
 void nib_check_contiguous(struct nib_check *c, const char *parameter, const nib_tensor *tensor);
 void nib_check_last_contiguous(struct nib_check *c, const char *parameter, const nib_tensor *tensor);
 void nib_check_output(struct nib_check *c, const char *parameter, const nib_tensor *tensor); /* elements do not overlap */
-/* Two outputs, or an output and an input, must not begin at the same place. */
-void nib_check_distinct(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
+/* An output must not share memory with another output or an input; `other` may be NULL. */
+void nib_check_disjoint(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
                         const nib_tensor *other);
 void nib_check_multiple(struct nib_check *c, const char *parameter, const char *what, int64_t value, int64_t factor);
 

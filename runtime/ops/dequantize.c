@@ -36,7 +36,12 @@ nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc) {
   int64_t max_seq_len = out_k->shape[1];
   check_output(&c, "output_v", out_v, NIB_BIT(out_k->dtype), (int64_t[]){ batch, max_seq_len, pool.heads, v_width * 2 });
   if (c.status != NIB_OK) return c.status;
-  nib_check_distinct(&c, "output_v", out_v, "output_k", out_k);
+  nib_check_disjoint(&c, "output_v", out_v, "output_k", out_k);
+  const nib_tensor *inputs[] = { &k, &v, &k_sf, &v_sf, tables, lengths, desc->k_scale, desc->v_scale };
+  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+    nib_check_disjoint(&c, "output_k", out_k, "an input", inputs[i]);
+    nib_check_disjoint(&c, "output_v", out_v, "an input", inputs[i]);
+  }
   int64_t columns = max_seq_len / pool.tokens + (max_seq_len % pool.tokens != 0);
   if (tables->shape[1] < columns)
     nib_check_fail(&c, "block_tables", "expected at least %lld columns for max_seq_len %lld and page_size %lld, got %lld",

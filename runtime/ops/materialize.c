@@ -47,6 +47,13 @@ nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc,
   if (desc->out) {
     nib_check_tensor(&c, "out", desc->out, NIB_BIT(NIB_FLOAT8_E4M3FN), 5, shape, "[num_pages + 1, 2, num_kv_heads, page_size, head_dim]");
     if (c.status == NIB_OK) nib_check_contiguous(&c, "out", desc->out);
+    nib_check_disjoint(&c, "out", desc->out, "k_cache", desc->k_cache);
+    nib_check_disjoint(&c, "out", desc->out, "v_cache", desc->v_cache);
+    nib_check_disjoint(&c, "out", desc->out, "k_block_scales", desc->k_block_scales);
+    nib_check_disjoint(&c, "out", desc->out, "v_block_scales", desc->v_block_scales);
+    nib_check_disjoint(&c, "out", desc->out, "block_tables", tables);
+    nib_check_disjoint(&c, "out", desc->out, "seq_lens", lengths);
+    nib_check_disjoint(&c, "out", desc->out, "kv_page_indptr", indptr);
   }
   if (c.status != NIB_OK) return c.status;
 

@@ -60,6 +60,14 @@ nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc,
   if (c.status == NIB_OK) nib_check_contiguous(&c, "cos_sin_cache", table);
   if (q) check_q_head_padded(&c, desc->q_head_padded, heads, desc->q_inplace);
   int64_t ratio = q || desc->compress_ratio == 0 ? 1 : desc->compress_ratio;
+  if (c.status == NIB_OK) {
+    nib_check_disjoint(&c, "cache", desc->cache, "q", q);
+    nib_check_disjoint(&c, "cache", desc->cache, "kv", kv);
+    nib_check_disjoint(&c, "cache", desc->cache, "slot_mapping", slots);
+    nib_check_disjoint(&c, "cache", desc->cache, "positions", positions);
+    nib_check_disjoint(&c, "cache", desc->cache, "cos_sin_cache", table);
+    if (q && desc->q_inplace) nib_check_disjoint(&c, "q", q, "kv", kv);
+  }
   if (ratio != 1 && ratio != 2) nib_check_fail(&c, "compress_ratio", "expected 1 or 2, got %lld", (long long)ratio);
   if (c.status != NIB_OK) return c.status;
 

@@ -14,8 +14,7 @@ nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout
   nib_check_multiple(&c, "v_sf", "the last dimension (head_dim / 16)", blocks, 4);
   if (out) {
     params.destination = nib_check_paged(&c, "out", out, NIB_BIT(v_sf->dtype), kv_layout, &pool, &blocks, true);
-    bool empty = c.status != NIB_OK || nib_tensor_numel(out) == 0;
-    if (!empty && nib_tensor_overlaps(v_sf, out)) nib_check_fail(&c, "out", "expected a tensor that does not overlap v_sf, got one that does");
+    nib_check_disjoint(&c, "out", out, "v_sf", v_sf);
   }
   if (c.status != NIB_OK) return c.status;
   nib_tensor *target;

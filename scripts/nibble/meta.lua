@@ -442,7 +442,7 @@ function nibble.quantization.swizzle_v_scales(v_sf, kv_layout, opts) end
 --- interleaved.
 ---@param k_cache nibble.tensor  float16 or bfloat16 HND [num_pages, heads, page_size, head_dim] or NHD; head_dim % 64 == 0, page_size % 4 == 0
 ---@param v_cache nibble.tensor  same shape and dtype
----@param kv_layout? nibble.layout  default "HND"
+---@param kv_layout? nibble.layout|{kv_layout?: nibble.layout, k_global_sf?: nibble.scale, v_global_sf?: nibble.scale}  default "HND"
 ---@param k_global_sf? nibble.scale
 ---@param v_global_sf? nibble.scale
 ---@return nibble.tensor[] kv_cache  {k, v} uint8

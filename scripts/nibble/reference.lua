@@ -34,7 +34,7 @@
 --   convert(x, dtype) -> array   what `t:to(dtype)` gives
 --   encode(number, dtype) -> bits      decode(bits, dtype) -> number      encode_e2m1(number) -> code 0..15
 --   f32(number) -> nearest float32     fma(a, b, c) -> a*b + c of float32 numbers, rounded once
---   quantize_block(numbers, g) -> scale byte, {16 codes}      (operation 1's rule; g: global decode scale)
+--   quantize_block(numbers, g) -> scale byte, {16 codes}      (append's rule; g: global decode scale)
 local reference = {}
 
 local numbers = require "nibble.numbers"

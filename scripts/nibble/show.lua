@@ -2,7 +2,7 @@
 --
 --   local show = require "nibble.show"
 --   print(show.page_table(allocator, requests))
---   print(show.block({ 0.1, -0.7, 3, ... }))               -- 16 numbers, as operation 1 quantizes them
+--   print(show.block({ 0.1, -0.7, 3, ... }))               -- 16 numbers, as append quantizes them
 --   print(show.histogram(errors, { title = "error" }))
 --
 -- Options that all of them know: `color` (default: standard output is a terminal, NO_COLOR is not set, TERM is not
@@ -169,7 +169,7 @@ function show.read_block(data, sf, slot, head, block, kv_layout)
 end
 
 --- A block of 16: input, scale byte and value, codes, decoded values, errors. Without `codes` and `scale_byte` they are what
---- operation 1 would store. `global_scale`: the global decode scale, default 1.
+--- append would store. `global_scale`: the global decode scale, default 1.
 ---@param input number[]|nibble.tensor  16 numbers
 ---@param opts? {global_scale?: number, codes?: integer[], scale_byte?: integer, color?: boolean, utf8?: boolean}
 ---@return string
