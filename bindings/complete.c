@@ -1,6 +1,8 @@
 #include <ctype.h>
 #include <lauxlib.h>
+#include <limits.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "command.h"
@@ -94,26 +96,27 @@ static void get_member(lua_State *L, const char *name, size_t length) {
   lua_pushnil(L);
 }
 
+static int compare_names(const void *a, const void *b) {
+  return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
 /* The array of a set's keys, sorted, in place of the set on top of the stack. */
 static void sort_found(lua_State *L) {
-  lua_newtable(L);
-  lua_Integer count = 0;
-  for (lua_pushnil(L); lua_next(L, -3); lua_pop(L, 1)) {
-    lua_pushvalue(L, -2);
-    /* Insertion sort: these are tens of names. */
-    lua_Integer at = ++count;
-    for (; at > 1; at--) {
-      lua_rawgeti(L, -4, at - 1);
-      bool in_order = strcmp(lua_tostring(L, -1), lua_tostring(L, -2)) < 0;
-      if (in_order) {
-        lua_pop(L, 1);
-        break;
-      }
-      lua_rawseti(L, -5, at);
-    }
-    lua_rawseti(L, -4, at);
+  size_t count = 0;
+  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1))
+    count++;
+  const char **names = lua_newuserdatauv(L, sizeof *names * (count + 1), 0); /* the set keeps them alive */
+  size_t at = 0;
+  for (lua_pushnil(L); lua_next(L, -3); lua_pop(L, 1))
+    names[at++] = lua_tostring(L, -2);
+  qsort(names, count, sizeof *names, compare_names);
+  lua_createtable(L, count < INT_MAX ? (int)count : INT_MAX, 0);
+  for (at = 0; at < count; at++) {
+    lua_pushstring(L, names[at]);
+    lua_rawseti(L, -2, (lua_Integer)at + 1);
   }
-  lua_replace(L, -2);
+  lua_replace(L, -3);
+  lua_pop(L, 1);
 }
 
 int nib_command_complete(lua_State *L) {

@@ -1,4 +1,5 @@
 /* The Lua module `nibble`: one runtime per Lua state, errors, memory, waits, and the functions about devices. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
@@ -189,14 +190,55 @@ static const luaL_Reg functions[] = {
 
 /* ---- Opening and closing ----------------------------------------------------------------------------------------- */
 
-/* The state is the oldest object, so that this runs after the finalizers of all others. Only objects that finalizers have
- * made since the Lua state began to close are left: Lua does not finalize those. */
+/* The runtime's memory is kept in a list, since Lua can free an object without its finalizer: near the end of the stack, and
+ * what finalizers make while the state closes. The state frees what is left. */
+struct nib_lua_block {
+  struct nib_lua_block *next, *previous; /* in front of the memory; 16 bytes, so that its alignment is malloc's */
+};
+
+static void unlink_block(nib_lua_state *state, struct nib_lua_block *block) {
+  if (block->next) block->next->previous = block->previous;
+  if (block->previous)
+    block->previous->next = block->next;
+  else
+    state->blocks = block->next;
+}
+
+static void link_block(nib_lua_state *state, struct nib_lua_block *block) {
+  *block = (struct nib_lua_block){ state->blocks, NULL };
+  if (block->next) block->next->previous = block;
+  state->blocks = block;
+}
+
+static void *allocate(void *user, void *pointer, size_t old_size, size_t new_size) {
+  (void)old_size;
+  nib_lua_state *state = user;
+  struct nib_lua_block *block = pointer ? (struct nib_lua_block *)pointer - 1 : NULL;
+  if (new_size > SIZE_MAX - sizeof *block) return NULL;
+  if (block) unlink_block(state, block);
+  if (new_size == 0) {
+    free(block);
+    return NULL;
+  }
+  struct nib_lua_block *larger = realloc(block, sizeof *block + new_size);
+  if (larger)
+    link_block(state, larger);
+  else if (block)
+    link_block(state, block);
+  return larger ? larger + 1 : NULL;
+}
+
+/* The state is the oldest object, so that this runs after the finalizers of all others. */
 static int close_state(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
   nib_runtime *runtime = state->runtime;
   state->runtime = NULL;
-  for (nib_lua_object *object = state->objects; object; object = object->next) nib_lua_release(object);
   nib_runtime_close(runtime);
+  while (state->blocks) {
+    struct nib_lua_block *block = state->blocks;
+    unlink_block(state, block);
+    free(block);
+  }
   return 0;
 }
 
@@ -225,7 +267,7 @@ int luaopen_nibble(lua_State *L) {
   lua_setfield(L, -2, "__name");
   lua_setmetatable(L, state_index);
 
-  nib_config config = { .abi_version = NIB_ABI_VERSION, .index_base = 1 };
+  nib_config config = { .abi_version = NIB_ABI_VERSION, .index_base = 1, .allocate = allocate, .user = state };
   nib_status status = nib_runtime_create(&config, &state->runtime);
   if (status != NIB_OK) return luaL_error(L, "nibble: runtime: expected to create one, got: %s", nib_status_text(status));
 

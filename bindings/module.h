@@ -15,7 +15,6 @@ typedef enum nib_lua_class { NIB_LUA_TENSOR, NIB_LUA_STREAM, NIB_LUA_EVENT, NIB_
 
 /* The userdata of all classes. */
 typedef struct nib_lua_object {
-  struct nib_lua_object *next, *previous; /* in the state's list */
   union {
     void *handle; /* NULL: closed */
     nib_tensor *tensor;
@@ -37,7 +36,7 @@ typedef struct nib_lua_scope {
 
 typedef struct nib_lua_state {
   nib_runtime *runtime; /* NULL once the Lua state is being closed */
-  nib_lua_object *objects; /* all that the collector has not taken yet */
+  struct nib_lua_block *blocks; /* all memory of the runtime */
   const void *metatables[NIB_LUA_CLASS_COUNT];
   nib_lua_scope *scope; /* the innermost */
   uint64_t fresh_bytes; /* of tensors made since the last full collection */

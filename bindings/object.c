@@ -1,4 +1,5 @@
 /* What all classes of userdata have in common: metatables, checking, closing, equality. */
+#include <stdio.h>
 #include <string.h>
 
 #include "args.h"
@@ -27,10 +28,7 @@ nib_lua_object *nib_lua_check(lua_State *L, const char *operation, const char *p
 nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class) {
   /* A graph remembers the stream that it was captured on. */
   nib_lua_object *object = lua_newuserdatauv(L, sizeof *object, class == NIB_LUA_GRAPH ? 1 : 0);
-  nib_lua_state *state = nib_lua_get_state(L);
-  *object = (nib_lua_object){ .class = class, .next = state->objects };
-  if (object->next) object->next->previous = object;
-  state->objects = object;
+  *object = (nib_lua_object){ .class = class };
   lua_getiuservalue(L, lua_upvalueindex(1), 1 + (int)class);
   lua_setmetatable(L, -2);
   return object;
@@ -82,7 +80,9 @@ static nib_lua_class own_class(lua_State *L) { return (nib_lua_class)lua_tointeg
 static nib_lua_object *own_object(lua_State *L, const char *metamethod) {
   nib_lua_class class = own_class(L);
   nib_lua_object *object = nib_lua_test(L, 1, class);
-  if (!object) not_open(L, lua_pushfstring(L, "%s:%s", nib_lua_class_names[class], metamethod), "self", 1, class);
+  char operation[32]; /* not on the stack, where it could become the missing argument */
+  snprintf(operation, sizeof operation, "%s:%s", nib_lua_class_names[class], metamethod);
+  if (!object) not_open(L, operation, "self", 1, class);
   return object;
 }
 
@@ -93,15 +93,12 @@ static int object_close(lua_State *L) {
 
 static int object_gc(lua_State *L) {
   nib_lua_object *object = own_object(L, "gc");
-  nib_lua_state *state = nib_lua_get_state(L);
+  const nib_lua_state *state = nib_lua_get_state(L);
   if (object->class == NIB_LUA_STREAM && object->handle && state->runtime && is_default_stream(object)) return 0;
-  nib_lua_release(object);
-  if (object->next) object->next->previous = object->previous;
-  if (object->previous)
-    object->previous->next = object->next;
-  else if (state->objects == object)
-    state->objects = object->next;
-  object->next = object->previous = NULL;
+  if (state->runtime)
+    nib_lua_release(object);
+  else
+    object->handle = NULL; /* the state has given back everything */
   return 0;
 }
 

@@ -383,13 +383,16 @@ int nib_command_repl(lua_State *L) {
 
   struct sigaction action = {.sa_handler = on_signal};
   sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, NULL);
-  sigaction(SIGWINCH, &action, NULL);
+  struct sigaction interrupt_before, resize_before;
+  sigaction(SIGINT, &action, &interrupt_before);
+  sigaction(SIGWINCH, &action, &resize_before);
 
   greet(L);
   lua_pushcfunction(L, run_prompt);
   lua_pushlightuserdata(L, &prompt);
   int status = lua_pcall(L, 1, 0, 0);
+  sigaction(SIGINT, &interrupt_before, NULL); /* closing the state may wait long for queued work */
+  sigaction(SIGWINCH, &resize_before, NULL);
   putchar('\n');
   if (status != LUA_OK)
     nib_command_report(L, "nibble: ");

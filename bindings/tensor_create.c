@@ -109,7 +109,7 @@ static bool is_before(double start, double stop, double step, int64_t i) {
 }
 
 static int64_t count_reals(double start, double stop, double step) {
-  double estimate = ceil((stop - start) / step);
+  double distance = stop - start, estimate = ceil(isfinite(distance) ? distance / step : stop / step - start / step);
   if (!(estimate > 0)) return 0;
   if (!(estimate < 0x1p60)) return -1;
   /* The quotient is rounded, and what counts are the elements as they are computed; they grow with i. */

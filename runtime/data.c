@@ -85,7 +85,7 @@ static nib_status check_output(const char *operation, const char *name, const ni
 
 static nib_status check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream) {
   if (nib_tensor_dev(tensor) == stream->device) return NIB_OK;
-  return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID, "%s: %s: expected a tensor on the stream's device %s, got one on %s",
+  return nib_fail(stream->device->runtime, NIB_INVALID, "%s: %s: expected a tensor on the stream's device %s, got one on %s",
                   operation, name, stream->device->info.name, nib_tensor_dev(tensor)->info.name);
 }
 
@@ -102,9 +102,9 @@ nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number va
     return nib_fail(rt, NIB_INVALID, "tensor:fill: value: expected a value of %s, got %lld", nib_dtype_name(tensor->dtype),
                     (long long)value.integer);
   }
+  if (nib_tensor_numel(tensor) == 0) return nib_check_stream(stream, "tensor:fill");
   for (int32_t i = 0; i < tensor->ndim; i++) {
     int64_t size = tensor->shape[i], stride = tensor->stride[i];
-    if (size == 0) return nib_check_stream(stream, "tensor:fill");
     if (size == 1) continue;
     int32_t last = params.ndim - 1;
     if (last >= 0 && params.stride[last] == size * stride) {

@@ -257,7 +257,7 @@ nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_
   nib_status status = check_load(stream);
   if (status != NIB_OK) return status;
   struct stat info;
-  int file = open(path, O_RDONLY | O_CLOEXEC);
+  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of use for pipes alone, whose writer it would wait for */
   if (file < 0) return fail_file(rt, "load", path, "read");
   if (fstat(file, &info) == 0 && !S_ISREG(info.st_mode)) errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
   else errno = 0;

@@ -96,7 +96,7 @@ nib_status nib_check_not_capturing(nib_device *device, const char *operation) {
                   device->info.name);
 }
 
-nib_status nib_take_fault(nib_device *device) {
+static nib_status take_fault(nib_device *device) {
   static const char *const operations[] = {
 #define X(symbol, name) name,
     NIB_OPERATION_LIST(X)
@@ -128,6 +128,14 @@ nib_status nib_take_fault(nib_device *device) {
   return nib_fail(device->runtime, NIB_FAULT, "%s: %s: expected %s, got %s at index %lld (content fault on %s)",
                   operations[operation], contents[content].parameter, contents[content].expectation, value,
                   (long long)index, device->info.name);
+}
+
+nib_status nib_take_trouble(nib_device *device) {
+  for (nib_stream *stream = device->streams; stream; stream = stream->next) {
+    nib_status status = stream->impl ? device->backend->take_error(stream) : NIB_OK;
+    if (status != NIB_OK) return status;
+  }
+  return take_fault(device);
 }
 
 /* ---- Time ---------------------------------------------------------------------------------------------------------- */
@@ -248,7 +256,8 @@ nib_stream *nib_device_default_stream(nib_device *device) {
 bool nib_device_is_capturing(const nib_device *device) { return device->capture != NULL; }
 
 nib_memory_info nib_device_memory(nib_device *device) {
-  if (!device->runtime->closed && !nib_is_forked(device->runtime)) nib_reap(device, 0);
+  if (device->runtime->closed) return (nib_memory_info){ 0 };
+  if (!nib_is_forked(device->runtime)) nib_reap(device, 0);
   return device->memory;
 }
 
@@ -283,9 +292,5 @@ nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us) {
     if (status != NIB_OK) return status;
   }
   nib_reap(device, 0);
-  for (nib_stream *stream = device->streams; stream; stream = stream->next) {
-    status = device->backend->take_error(stream);
-    if (status != NIB_OK) return status;
-  }
-  return nib_take_fault(device);
+  return nib_take_trouble(device);
 }

@@ -10,7 +10,6 @@ static nib_status open_stream(nib_device *device, int32_t priority, nib_stream *
   /* Streams are recycled: threads and driver objects stay, and tickets in old entries remain true. */
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
     if (stream->released && !stream->capture && stream->priority == priority && device->backend->reached(stream, stream->submitted)) {
-      device->backend->take_error(stream); /* nobody waited for it */
       stream->released = false;
       stream->id = ++rt->last_stream_id;
       *out = stream;
@@ -112,8 +111,7 @@ nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   if (status == NIB_OK) status = device->backend->wait(stream, stream->submitted, timeout_us);
   if (status != NIB_OK) return status;
   nib_reap(device, 0);
-  status = device->backend->take_error(stream);
-  return status != NIB_OK ? status : nib_take_fault(device);
+  return nib_take_trouble(device);
 }
 
 nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us) {
@@ -125,12 +123,8 @@ nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_
     status = device->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
   }
-  for (int32_t i = 0; i < uses->count; i++) {
-    status = uses->items[i].write ? device->backend->take_error(uses->items[i].stream) : NIB_OK;
-    if (status != NIB_OK) return status;
-  }
   nib_uses_idle(device, uses);
-  return nib_take_fault(device);
+  return nib_take_trouble(device);
 }
 
 /* ---- Events -------------------------------------------------------------------------------------------------------- */
@@ -232,8 +226,7 @@ nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us) {
   nib_device *device = nib_event_device(event);
   nib_status status = check_waitable(event, "event:synchronize");
   if (status == NIB_OK) status = device->backend->wait(event->stream, event->ticket, timeout_us);
-  if (status == NIB_OK) status = device->backend->take_error(event->stream);
-  return status != NIB_OK ? status : nib_take_fault(device);
+  return status != NIB_OK ? status : nib_take_trouble(device);
 }
 
 nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds) {

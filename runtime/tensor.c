@@ -135,18 +135,19 @@ const char *nib_describe(const nib_tensor *tensor, char *text, size_t size) {
 }
 
 /* Sizes that are not negative and whose product in bytes stays below 2^62, whatever order they are multiplied in. */
-static nib_status check_shape(nib_runtime *rt, const char *operation, nib_dtype dtype, int32_t ndim, const int64_t *shape) {
+static nib_status check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
+                              const int64_t *shape) {
   if (ndim < 0 || ndim > NIB_MAX_NDIM)
-    return nib_fail(rt, NIB_INVALID, "%s: shape: expected at most %d dimensions, got %d", operation, NIB_MAX_NDIM, (int)ndim);
+    return nib_fail(rt, NIB_INVALID, "%s: %s: expected at most %d dimensions, got %d", operation, name, NIB_MAX_NDIM, (int)ndim);
   int64_t bytes = (int64_t)nib_dtype_bytes(dtype);
   for (int32_t i = 0; i < ndim; i++) {
     if (shape[i] < 0)
-      return nib_fail(rt, NIB_INVALID, "%s: shape: expected sizes >= 0, got %lld in dimension %lld", operation,
+      return nib_fail(rt, NIB_INVALID, "%s: %s: expected sizes >= 0, got %lld in dimension %lld", operation, name,
                       (long long)shape[i], (long long)i + rt->config.index_base);
     if (shape[i] > 1 && bytes > ((int64_t)1 << 62) / shape[i]) {
       char text[NIB_DESCRIPTION];
       write_sizes(ndim, shape, text, sizeof text);
-      return nib_fail(rt, NIB_INVALID, "%s: shape: expected less than 2^62 bytes, got %s of %s", operation, text,
+      return nib_fail(rt, NIB_INVALID, "%s: %s: expected less than 2^62 bytes, got %s of %s", operation, name, text,
                       nib_dtype_name(dtype));
     }
     if (shape[i] > 1) bytes *= shape[i];
@@ -173,13 +174,13 @@ nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, 
     return nib_fail(rt, NIB_INVALID, "tensor: dtype: expected a dtype, got %d", (int)dtype);
   status = nib_device_open(device);
   if (status != NIB_OK) return status;
-  status = check_shape(rt, "tensor", dtype, ndim, shape);
+  status = check_shape(rt, "tensor", "shape", dtype, ndim, shape);
   if (status != NIB_OK) return status;
   nib_tensor *tensor = nib_allocate_zero(rt, sizeof *tensor);
   if (!tensor) return nib_fail_memory(rt, "tensor", sizeof *tensor);
   tensor->dtype = dtype;
   tensor->ndim = ndim;
-  memcpy(tensor->shape, shape, sizeof *shape * (size_t)ndim);
+  if (ndim > 0) memcpy(tensor->shape, shape, sizeof *shape * (size_t)ndim);
   set_compact_stride(tensor);
   status = storage_create(device, (size_t)nib_shape_numel(ndim, shape) * nib_dtype_bytes(dtype), &tensor->storage);
   if (status != NIB_OK) {
@@ -380,7 +381,7 @@ nib_status nib_tensor_view(nib_tensor *tensor, int32_t ndim, const int64_t *shap
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
   char want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
-  if (ndim < 0 || ndim > NIB_MAX_NDIM) return check_shape(rt, "tensor:view", tensor->dtype, ndim, shape);
+  if (ndim < 0 || ndim > NIB_MAX_NDIM) return check_shape(rt, "tensor:view", "shape", tensor->dtype, ndim, shape);
   int64_t sizes[NIB_MAX_NDIM] = { 0 }, numel = nib_tensor_numel(tensor);
   int32_t open = -1;
   for (int32_t i = 0; i < ndim; i++) {
@@ -390,7 +391,7 @@ nib_status nib_tensor_view(nib_tensor *tensor, int32_t ndim, const int64_t *shap
     open = i;
     sizes[i] = 1;
   }
-  status = check_shape(rt, "tensor:view", tensor->dtype, ndim, sizes);
+  status = check_shape(rt, "tensor:view", "shape", tensor->dtype, ndim, sizes);
   if (status != NIB_OK) return status;
   int64_t rest = nib_shape_numel(ndim, sizes);
   if (open >= 0 && rest > 0) sizes[open] = numel / rest;
@@ -456,7 +457,7 @@ nib_status nib_tensor_expand(nib_tensor *tensor, int32_t ndim, const int64_t *sh
                       (long long)size, size == 1 ? " or more" : "", shown(rt, i),
                       nib_describe(tensor, have, sizeof have), (long long)shape[i]);
   }
-  status = check_shape(rt, "tensor:expand", tensor->dtype, ndim, sizes);
+  status = check_shape(rt, "tensor:expand", "shape", tensor->dtype, ndim, sizes);
   if (status == NIB_OK) status = new_view(tensor, out);
   if (status != NIB_OK) return status;
   (*out)->ndim = ndim;
@@ -470,7 +471,7 @@ nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t
   nib_runtime *rt = nib_tensor_runtime(tensor);
   *out = NULL;
   nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = check_shape(rt, "tensor:as_strided", tensor->dtype, ndim, shape);
+  if (status == NIB_OK) status = check_shape(rt, "tensor:as_strided", "size", tensor->dtype, ndim, shape);
   if (status != NIB_OK) return status;
   /* All in elements of the storage; nothing below can overflow, as the storage is smaller than 2^62 bytes. */
   int64_t item = (int64_t)nib_dtype_bytes(tensor->dtype);
@@ -500,8 +501,10 @@ nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t
   if (status != NIB_OK) return status;
   (*out)->ndim = ndim;
   (*out)->offset_bytes += numel > 0 ? offset * item : 0;
-  memcpy((*out)->shape, shape, sizeof *shape * (size_t)ndim);
-  memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
+  if (ndim > 0) {
+    memcpy((*out)->shape, shape, sizeof *shape * (size_t)ndim);
+    memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
+  }
   return NIB_OK;
 }
 

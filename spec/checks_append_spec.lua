@@ -85,6 +85,9 @@ local cases = {
   end, "0"},
   {"paged_kv_cache", "a stacked tensor with another second dimension",
    give("paged_kv_cache", "uint8", {3, 3, 4, 2, 16}), "3, 3, 4, 2, 16"},
+  {"paged_kv_cache", "a stacked tensor whose K and V overlap", function(a)
+    a.paged_kv_cache = tensor("uint8", {512}):as_strided({3, 2, 4, 2, 16}, {128, 1, 32, 16, 1})
+  end, "strides {128, 1, 32, 16, 1}"},
   {"paged_kv_cache", "one tensor of four dimensions", give("paged_kv_cache", "uint8", {3, 4, 2, 16}), "3, 4, 2, 16"},
   {"paged_kv_cache", "a list of one tensor", function(a) a.paged_kv_cache = {a.k.tensor} end},
   {"paged_kv_cache", "a list of three tensors", function(a) a.paged_kv_cache = {a.k.tensor, a.v.tensor,

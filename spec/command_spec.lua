@@ -206,6 +206,17 @@ describe("the prompt", function()
     assert.matches("\nABC\n", typed("s = 'abc'\n", "s:upp\t()\n"))
   end)
 
+  it("completes among very many names", function()
+    local names = "t = {} for i = 1, 1e5 do t['kk' .. i * 7919 % 100003] = i end\n"
+    assert.matches("\n42\n", typed(names, "t.k\t", "\21", "6 * 7\n"))
+  end)
+
+  it("ends when it is left, without the work that is still queued", function()
+    if process.run("command -v script").status ~= 0 then pending("no `script` here to make a terminal with") end
+    local status = prompt { "t = nibble.zeros(1 << 25) u = t:to('bfloat16') for i = 1, 250 do t:copy(u) end\n", "\4" }
+    assert.equal(0, status)
+  end)
+
   it("shows an error in red and goes on", function()
     local screen = typed("error('boom', 0)\n", "6 * 7\n")
     assert.matches("\27%[31mboom\n", screen)

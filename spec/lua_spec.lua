@@ -167,6 +167,12 @@ describe("metamethods called by hand #quick", function()
     end)
   end
 
+  it("say that a metamethod got no value", function()
+    local ok, message = pcall(debug.getmetatable(objects().tensor).__gc)
+    assert.is_false(ok)
+    assert.equal("tensor:gc: self: expected a tensor, got no value", message)
+  end)
+
   it("take the metatable of one object for another of its class only", function()
     local all, others = objects(), objects()
     for class, object in pairs(all) do

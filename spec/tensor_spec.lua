@@ -158,6 +158,11 @@ describe("arange #quick", function()
     assert.same({ 0, 1, 2 }, nibble.arange(3, { dtype = "bfloat16" }):totable())
   end)
 
+  it("spans more than the largest float64", function()
+    assert.equal(2, #nibble.arange(-1e308, 1e308, 1e308))
+    assert.equal(2, #nibble.arange(1e308, -1e308, -1e308))
+  end)
+
   it("computes start + i * step in float64 and rounds once", function()
     local t = nibble.arange(0, 100, 0.1):totable()
     assert.equal(1000, #t)

@@ -71,7 +71,7 @@ struct nib_cpu_queue {
   uint64_t pushed;
   uint64_t completed; /* atomic; written under the lock */
   bool started, quit;
-  nib_status error; /* of the first function that failed since the last wait */
+  nib_status error; /* atomic; of the first function that failed since the last wait */
 };
 
 nib_status nib_cpu_queue_open(nib_stream *stream);

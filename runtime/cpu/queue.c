@@ -63,7 +63,9 @@ static void *queue_thread(void *argument) {
     pthread_mutex_unlock(&cpu->lock);
     nib_status status = run_task(cpu, task);
     pthread_mutex_lock(&cpu->lock);
-    if (status != NIB_OK && queue->error == NIB_OK) queue->error = status;
+    nib_status none = NIB_OK;
+    if (status != NIB_OK)
+      __atomic_compare_exchange_n(&queue->error, &none, status, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     __atomic_store_n(&queue->completed, queue->completed + 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&cpu->progress);
   }
@@ -149,12 +151,8 @@ nib_status nib_cpu_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us)
 
 nib_status nib_cpu_take_error(nib_stream *stream) {
   struct nib_cpu_queue *queue = stream->impl;
-  struct nib_cpu *cpu = queue->cpu;
-  pthread_mutex_lock(&cpu->lock);
-  nib_status error = queue->error;
-  queue->error = NIB_OK;
-  pthread_mutex_unlock(&cpu->lock);
-  if (error == NIB_OK) return NIB_OK;
+  if (__atomic_load_n(&queue->error, __ATOMIC_RELAXED) == NIB_OK) return NIB_OK;
+  nib_status error = __atomic_exchange_n(&queue->error, NIB_OK, __ATOMIC_RELAXED);
   return nib_fail(stream->device->runtime, NIB_STREAM, "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
                   (unsigned long long)stream->id, nib_status_name(error), nib_status_text(error));
 }

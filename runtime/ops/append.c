@@ -20,6 +20,8 @@ nib_status nib_append(nib_stream *stream, const nib_append_desc *desc) {
   struct nib_pool pool = { -1, -1, key->shape[1] };
   nib_check_pair(&c, "paged_kv_cache", &desc->paged_kv_cache, &k, &v);
   nib_check_pair(&c, "kv_cache_sf", &desc->kv_cache_sf, &k_sf, &v_sf);
+  if (desc->paged_kv_cache.stacked) nib_check_output(&c, "paged_kv_cache", desc->paged_kv_cache.stacked);
+  if (desc->kv_cache_sf.stacked) nib_check_output(&c, "kv_cache_sf", desc->kv_cache_sf.stacked);
   if (c.status != NIB_OK) return c.status;
   struct nib_append_params params = {
     .k_cache = nib_check_paged(&c, "paged_kv_cache (K)", &k, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &width, true),

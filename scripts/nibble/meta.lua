@@ -342,7 +342,7 @@ function stream:close() end
 ---@field device string
 local event = {}
 
---- Whether the work before it is done.
+--- Whether the work before it is done. When it is, it raises what a wait would raise.
 ---@return boolean
 function event:query() end
 

@@ -67,6 +67,8 @@ int main(void) {
   CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_create(cpu, NIB_UINT8, 9, (int64_t[9]){ 0 }, &tensor));
   CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_create(cpu, NIB_INT64, 1, (int64_t[]){ INT64_C(1) << 60 }, &tensor));
   CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_create(cpu, NIB_DTYPE_COUNT, 0, NULL, &tensor));
+  CHECK_STATUS(NIB_OK, runtime, nib_tensor_create(cpu, NIB_UINT8, 0, NULL, &tensor)); /* one element needs no sizes */
+  nib_tensor_release(tensor);
   tensor = make(cpu, NIB_UINT8, 4);
   CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_narrow(tensor, 1, 0, 1, &view));
   CHECK(strstr(nib_error(runtime), "got 1"));
