@@ -150,8 +150,8 @@ nib_status nib_check_not_capturing(nib_device *device, const char *operation);
 int64_t nib_now_us(void);
 /* What is left until a deadline that began `timeout_us` after `start_us`; negative timeouts stay for ever. */
 int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
-/* An error of a stream, or a content fault, that nobody has been told of: as an error, once. */
-nib_status nib_take_trouble(nib_device *device);
+/* An error of a stream (`only` that one, or NULL: any), or a content fault, that nobody has been told of: as an error, once. */
+nib_status nib_take_trouble(nib_device *device, nib_stream *only);
 
 /* ---- deferred.c ---- */
 bool nib_uses_idle(nib_device *device, struct nib_uses *uses); /* drops finished entries */

@@ -280,8 +280,8 @@ NIB_API bool nib_stream_is_capturing(const nib_stream *stream);
 /* Waits for the stream's work. Reports (once) its error or a content fault of the device. Refused during a capture. */
 NIB_API nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us);
 /* Queues a host function. It runs on a thread of the runtime and must not call nib_ functions. A result other than NIB_OK
- * becomes the stream's error: the next wait on the device (for a stream, an event, a tensor) reports STREAM once; later work
- * runs all the same. Refused during a capture. */
+ * becomes the stream's error: the next wait on the stream, on one of its events, on a tensor or on the device reports
+ * STREAM once; later work runs all the same. Refused during a capture. */
 NIB_API nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user), void *user);
 
 /* An event after the work queued so far. Inside a capture it is a point of the graph, good for nib_stream_wait alone. */

@@ -130,9 +130,10 @@ static nib_status take_fault(nib_device *device) {
                   (long long)index, device->info.name);
 }
 
-nib_status nib_take_trouble(nib_device *device) {
+nib_status nib_take_trouble(nib_device *device, nib_stream *only) {
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
-    nib_status status = stream->impl ? device->backend->take_error(stream) : NIB_OK;
+    bool asked = stream->impl && (!only || stream == only);
+    nib_status status = asked ? device->backend->take_error(stream) : NIB_OK;
     if (status != NIB_OK) return status;
   }
   return take_fault(device);
@@ -292,5 +293,5 @@ nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us) {
     if (status != NIB_OK) return status;
   }
   nib_reap(device, 0);
-  return nib_take_trouble(device);
+  return nib_take_trouble(device, NULL);
 }

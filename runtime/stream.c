@@ -111,7 +111,7 @@ nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   if (status == NIB_OK) status = device->backend->wait(stream, stream->submitted, timeout_us);
   if (status != NIB_OK) return status;
   nib_reap(device, 0);
-  return nib_take_trouble(device);
+  return nib_take_trouble(device, stream);
 }
 
 nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us) {
@@ -124,7 +124,7 @@ nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_
     if (status != NIB_OK) return status;
   }
   nib_uses_idle(device, uses);
-  return nib_take_trouble(device);
+  return nib_take_trouble(device, NULL);
 }
 
 /* ---- Events -------------------------------------------------------------------------------------------------------- */
@@ -226,7 +226,7 @@ nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us) {
   nib_device *device = nib_event_device(event);
   nib_status status = check_waitable(event, "event:synchronize");
   if (status == NIB_OK) status = device->backend->wait(event->stream, event->ticket, timeout_us);
-  return status != NIB_OK ? status : nib_take_trouble(device);
+  return status != NIB_OK ? status : nib_take_trouble(device, event->stream);
 }
 
 nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds) {
