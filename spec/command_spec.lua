@@ -148,6 +148,10 @@ end)
 describe("the prompt", function()
   local history
 
+  -- For a build with sanitizers: a leak of libedit's, which only a full stack tells from our own.
+  local SANITIZER = 'LSAN_OPTIONS="suppressions=$NIBBLE_ROOT/spec/support/lsan.supp:print_suppressions=0" '
+    .. 'ASAN_OPTIONS="${ASAN_OPTIONS:-}:fast_unwind_on_malloc=0"'
+
   local function prompt(steps)
     local screen = os.tmpname()
     finally(function() os.remove(screen) end)
@@ -160,8 +164,8 @@ describe("the prompt", function()
       until grep -q '^> ' "$screen" || [ $((tries += 1)) -gt 600 ]; do sleep 0.05; done]] }
     for _, text in ipairs(steps) do table.insert(lines, "rest; printf %s " .. process.quote(text)) end
     table.insert(lines, "rest; printf '\\004'; rest")
-    local result = process.run(("screen=%s\n{ %s\n} | TERM=xterm NIBBLE_HISTORY=%s timeout 60 script -qefc %s %s"):format(
-      screen, table.concat(lines, "\n"), process.quote(history), process.quote("exec " .. command), screen))
+    local result = process.run(("screen=%s\n{ %s\n} | TERM=xterm NIBBLE_HISTORY=%s %s timeout 60 script -qefc %s %s"):format(
+      screen, table.concat(lines, "\n"), process.quote(history), SANITIZER, process.quote("exec " .. command), screen))
     return result.status, (result.stdout:gsub("\r", ""))
   end
 
@@ -207,7 +211,7 @@ describe("the prompt", function()
   end)
 
   it("completes among very many names", function()
-    local names = "t = {} for i = 1, 1e5 do t['kk' .. i * 7919 % 100003] = i end\n"
+    local names = "t = {} for i = 1, 2e4 do t['kk' .. i * 7919 % 20011] = i end\n"
     assert.matches("\n42\n", typed(names, "t.k\t", "\21", "6 * 7\n"))
   end)
 

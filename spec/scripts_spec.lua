@@ -98,6 +98,13 @@ describe("scripts/", function()
       assert.equal("1 passed, 0 failed, 0 skipped\n", test(text, "--quick --device=nowhere").stdout)
     end)
 
+    it("--sanitize runs the specs inside the build with sanitizers", function()
+      if not io.open(os.getenv("NIBBLE_ROOT") .. "/build/sanitize/nibble") then pending("build/sanitize is not built yet") end
+      local text = "it('a', function() assert.matches('build/sanitize/nibble', io.open('/proc/self/cmdline'):read('a')) end)"
+      local result = test(text, "--sanitize")
+      assert.equal("1 passed, 0 failed, 0 skipped\n", result.stdout, result.stderr)
+    end)
+
     it("--help explains itself; a wrong use returns 2", function()
       assert.matches("usage: scripts/test", test("", "--help").stdout)
       assert.equal(2, test("", "--device").status)
