@@ -1,5 +1,6 @@
 #define _POSIX_C_SOURCE 200809L
 
+#include <errno.h>
 #include <lauxlib.h>
 #include <locale.h>
 #include <lualib.h>
@@ -43,21 +44,52 @@ static const char devices_code[] =
 
 /* ---- Calls, errors, Ctrl-C ----------------------------------------------------------------------------------------- */
 
-/* The state that a call runs in, for the signal handler alone. */
-static lua_State *volatile interruptible;
+/* A hook belongs to one Lua thread, so that the signal handler has to know which one runs: a call's own, or the coroutine
+ * that it is in. */
+static lua_State *volatile running;
+static volatile sig_atomic_t pending; /* Ctrl-C has come and has not stopped anything yet */
+
+static const char interrupted[] = "interrupted!"; /* also the key in the registry of the last such error */
 
 static void stop(lua_State *L, lua_Debug *event) {
   (void)event;
   lua_sethook(L, NULL, 0, 0);
-  luaL_error(L, "interrupted!");
+  if (!pending) /* the thread was left before its hook ran, and another one was stopped */
+    return;
+  pending = 0;
+  luaL_where(L, 1);
+  lua_pushstring(L, interrupted);
+  lua_concat(L, 2);
+  lua_pushvalue(L, -1);
+  lua_rawsetp(L, LUA_REGISTRYINDEX, interrupted);
+  lua_error(L);
+}
+
+static void stop_soon(lua_State *L) {
+  lua_sethook(L, stop, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
 }
 
 /* SA_RESETHAND: where Lua does not get to run again, a second Ctrl-C ends the process. */
 static void on_interrupt(int number) {
   (void)number;
-  lua_State *L = interruptible;
+  lua_State *L = running;
+  pending = 1;
   if (L)
-    lua_sethook(L, stop, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
+    stop_soon(L);
+}
+
+static void enter(lua_State *L) {
+  running = L;
+  if (pending) /* it came for the thread that is being left */
+    stop_soon(L);
+}
+
+/* Whether the value on top of the stack is the error that Ctrl-C raised. */
+static bool is_interruption(lua_State *L) {
+  lua_rawgetp(L, LUA_REGISTRYINDEX, interrupted);
+  bool is = !lua_isnil(L, -1) && lua_rawequal(L, -1, -2);
+  lua_pop(L, 1);
+  return is;
 }
 
 static int add_traceback(lua_State *L) {
@@ -79,13 +111,15 @@ int nib_command_call(lua_State *L, int arguments, int results) {
   /* Who starts us with SIGINT ignored, as shells do for background jobs, means it. */
   bool listen = sigaction(SIGINT, NULL, &before) == 0 && before.sa_handler != SIG_IGN;
   if (listen) {
-    interruptible = L;
+    pending = 0;
+    running = L;
     sigaction(SIGINT, &during, NULL);
   }
   int status = lua_pcall(L, arguments, results, base);
   if (listen) {
     sigaction(SIGINT, &before, NULL);
-    interruptible = NULL;
+    running = NULL;
+    pending = 0;
     if (lua_gethook(L) == stop) /* it came too late */
       lua_sethook(L, NULL, 0, 0);
   }
@@ -101,6 +135,106 @@ void nib_command_report(lua_State *L, const char *prefix) {
           red ? "\033[0m" : "");
   lua_pop(L, 1);
 }
+
+/* ---- Coroutines -----------------------------------------------------------------------------------------------------
+ *
+ * Lua's coroutine.resume, wrap and close, which also keep `running` right. They differ from Lua's own in one thing: resume
+ * does not catch Ctrl-C, which is meant for the whole program and not for one of its coroutines. */
+
+static lua_State *check_coroutine(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TTHREAD);
+  return lua_tothread(L, 1);
+}
+
+/* Goes on with a coroutine. Its arguments are on top of L, and its results come there: their number is returned, or -1 when
+ * it is an error value. */
+static int advance(lua_State *L, lua_State *coroutine, int arguments) {
+  if (!lua_checkstack(coroutine, arguments)) {
+    lua_pushliteral(L, "too many arguments to resume");
+    return -1;
+  }
+  lua_xmove(L, coroutine, arguments);
+  int results = 0;
+  enter(coroutine);
+  int status = lua_resume(coroutine, L, arguments, &results);
+  enter(L);
+  if (status != LUA_OK && status != LUA_YIELD) {
+    lua_xmove(coroutine, L, 1);
+    return -1;
+  }
+  if (!lua_checkstack(L, results + 1)) {
+    lua_pop(coroutine, results);
+    lua_pushliteral(L, "too many results to resume");
+    return -1;
+  }
+  lua_xmove(coroutine, L, results);
+  return results;
+}
+
+/* Runs what waits for its variables to be closed. When the status is not LUA_OK, an error value is on the coroutine's stack. */
+static int close_thread(lua_State *L, lua_State *coroutine) {
+  enter(coroutine);
+#if LUA_VERSION_RELEASE_NUM >= 50406
+  int status = lua_closethread(coroutine, L);
+#else
+  int status = lua_resetthread(coroutine);
+#endif
+  enter(L);
+  return status;
+}
+
+static int coroutine_resume(lua_State *L) {
+  lua_State *coroutine = check_coroutine(L);
+  int results = advance(L, coroutine, lua_gettop(L) - 1);
+  if (results < 0 && is_interruption(L))
+    return lua_error(L);
+  int values = results < 0 ? 1 : results;
+  lua_pushboolean(L, results >= 0);
+  lua_insert(L, -(values + 1));
+  return values + 1;
+}
+
+static int call_wrapped(lua_State *L) {
+  lua_State *coroutine = lua_tothread(L, lua_upvalueindex(1));
+  int results = advance(L, coroutine, lua_gettop(L));
+  if (results >= 0)
+    return results;
+  int status = lua_status(coroutine);
+  if (status != LUA_OK && status != LUA_YIELD && (status = close_thread(L, coroutine)) != LUA_OK) {
+    lua_xmove(coroutine, L, 1); /* closing may have changed it */
+    lua_replace(L, -2);
+  }
+  if (status != LUA_ERRMEM && lua_type(L, -1) == LUA_TSTRING && !is_interruption(L)) {
+    luaL_where(L, 1);
+    lua_insert(L, -2);
+    lua_concat(L, 2);
+  }
+  return lua_error(L);
+}
+
+static int coroutine_wrap(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TFUNCTION);
+  lua_State *coroutine = lua_newthread(L);
+  lua_pushvalue(L, 1);
+  lua_xmove(L, coroutine, 1);
+  lua_pushcclosure(L, call_wrapped, 1);
+  return 1;
+}
+
+static int coroutine_close(lua_State *L) {
+  lua_State *coroutine = check_coroutine(L);
+  lua_Debug frame;
+  if (lua_status(coroutine) == LUA_OK && lua_getstack(coroutine, 0, &frame))
+    return luaL_error(L, "cannot close a %s coroutine", coroutine == L ? "running" : "normal");
+  bool well = close_thread(L, coroutine) == LUA_OK;
+  lua_pushboolean(L, well);
+  if (!well)
+    lua_xmove(coroutine, L, 1);
+  return well ? 1 : 2;
+}
+
+static const luaL_Reg coroutine_functions[] = {
+  {"resume", coroutine_resume}, {"wrap", coroutine_wrap}, {"close", coroutine_close}, {NULL, NULL}};
 
 /* ---- The state ------------------------------------------------------------------------------------------------------ */
 
@@ -140,6 +274,9 @@ static void add_paths(lua_State *L) {
 
 static int open_state(lua_State *L) {
   luaL_openlibs(L);
+  lua_getglobal(L, "coroutine");
+  luaL_setfuncs(L, coroutine_functions, 0);
+  lua_pop(L, 1);
   add_paths(L);
   /* In package.preload, so that a program which empties package.loaded can load it again. */
   luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
@@ -179,9 +316,22 @@ static int misuse(const char *what, const char *word) {
   return 2;
 }
 
+/* Output that nobody got is an error, whichever way the process ends: also through os.exit. */
+static void check_output(void) {
+  errno = 0;
+  bool lost = fflush(stdout) != 0;
+  int reason = errno;
+  if (!lost && !ferror(stdout))
+    return;
+  fprintf(stderr, "nibble: standard output could not be written%s%s\n", reason ? ": " : "", reason ? strerror(reason) : "");
+  fflush(NULL);
+  _exit(EXIT_FAILURE);
+}
+
 enum action { PROMPT, SCRIPT, CODE, DEVICES };
 
 int main(int argc, char **argv) {
+  atexit(check_output);
   enum action action = PROMPT;
   int first = 1; /* the word that is the script, the code or the subcommand */
   if (argc > 1) {

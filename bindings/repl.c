@@ -171,14 +171,17 @@ static int read_character(EditLine *editor, wchar_t *character) {
   }
 }
 
-/* Inserts what all completions agree on; lists them where that is nothing. */
+/* Inserts what all completions agree on; lists them where that is nothing. Where no name ends it does nothing: Tab indents
+ * what is pasted. */
 static unsigned char on_tab(EditLine *editor, int key) {
   (void)key;
+  const LineInfo *line = el_line(editor);
+  if (line->cursor == line->buffer || isspace((unsigned char)line->cursor[-1]))
+    return CC_NORM;
   struct prompt *prompt;
   el_get(editor, EL_CLIENTDATA, &prompt);
   lua_State *L = prompt->L;
   int top = lua_gettop(L);
-  const LineInfo *line = el_line(editor);
   unsigned char result = CC_ERROR;
   lua_pushcfunction(L, nib_command_complete);
   lua_pushlstring(L, line->buffer, (size_t)(line->cursor - line->buffer));
@@ -306,6 +309,36 @@ static bool load(lua_State *L, bool *incomplete) {
   return status == LUA_OK;
 }
 
+/* Answers what people type to leave a prompt or to learn about it, unless the program has a global of that name. */
+static bool answer(lua_State *L, const char *line) {
+  char word[8] = "";
+  int length = 0;
+  sscanf(line, " %7[a-z]%n", word, &length);
+  const char *rest = line + length;
+  if (strncmp(rest, "()", 2) == 0)
+    rest += 2;
+  bool leave = strcmp(word, "exit") == 0 || strcmp(word, "quit") == 0;
+  if ((!leave && strcmp(word, "help") != 0) || rest[strspn(rest, " \t\r\n")] != '\0')
+    return false;
+  lua_pushglobaltable(L);
+  lua_pushstring(L, word);
+  bool known = lua_rawget(L, -2) != LUA_TNIL;
+  lua_pop(L, 2);
+  if (known)
+    return false;
+  if (leave) {
+    puts("Ctrl-D leaves");
+    return true;
+  }
+  int top = lua_gettop(L);
+  bool found = luaL_dostring(L, "return (package.searchpath('nibble.meta', package.path))") == LUA_OK && lua_isstring(L, -1);
+  puts("Keys: Tab completes, Up and Down recall lines, Ctrl-C interrupts, Ctrl-D leaves. Expressions print their values.");
+  printf("Every function of nibble: %s\n", found ? lua_tostring(L, -1) : "scripts/nibble/meta.lua");
+  puts("In Lua: require \"nibble.pages\", \"nibble.show\", \"nibble.reference\"; their files say how, beside that one.");
+  lua_settop(L, top);
+  return true;
+}
+
 /* Lua: (prompt) reads and runs lines until the end of input. */
 static int run_prompt(lua_State *L) {
   struct prompt *prompt = lua_touserdata(L, 1);
@@ -318,7 +351,7 @@ static int run_prompt(lua_State *L) {
       puts("^C");
     } else if (!line || count <= 0) {
       break;
-    } else {
+    } else if (prompt->continued || !answer(L, line)) {
       if (prompt->continued)
         lua_pushliteral(L, "\n");
       lua_pushlstring(L, line, strcspn(line, "\r\n"));
@@ -355,7 +388,7 @@ static void greet(lua_State *L) {
   if (luaL_dostring(L, "return (nibble.device())") == LUA_OK && lua_isstring(L, -1))
     printf(", device %s", lua_tostring(L, -1));
   lua_settop(L, 0);
-  puts(". Tab completes, Ctrl-D leaves.");
+  puts(". Tab completes, help helps, Ctrl-D leaves.");
 }
 
 int nib_command_repl(lua_State *L) {

@@ -120,6 +120,25 @@ describe("nibble #quick", function()
     end
   end)
 
+  it("fails when its output cannot be written, however it ends", function()
+    if process.run("[ -e /dev/full ]").status ~= 0 then pending("no /dev/full here") end
+    for _, arguments in ipairs { "-e 'print(1)'", "-e 'io.write(1) os.exit(0)'", "-e 'print(1) os.exit(0, true)'", "--help" } do
+      local result = nibble(arguments .. " >/dev/full")
+      assert.equal(1, result.status)
+      assert.matches("^nibble: standard output could not be written[^\n]*\n$", result.stderr)
+    end
+    ended_well(nibble("-e 'x = 1' >/dev/full"), "")
+  end)
+
+  -- What scripts see of coroutines is what plain Lua shows them: both run this.
+  it("has Lua's own coroutines", function()
+    local path = process.quote(process.root .. "spec/support/coroutines.lua")
+    local plain, ours = process.run("lua5.4 " .. path), nibble(path)
+    assert.same({ 0, "" }, { plain.status, plain.stderr })
+    assert.is_true(#plain.stdout > 1000)
+    assert.same(plain, ours)
+  end)
+
   describe("at Ctrl-C", function()
     -- The signal comes from a child of the script itself: a shell's background jobs would ignore it.
     local kill = "io.popen('sleep 0.1; kill -INT $PPID')\n"
@@ -133,6 +152,42 @@ describe("nibble #quick", function()
       local result = nibble(script(code))
       assert.equal("", result.stderr)
       assert.matches("^false\t[^\n]*interrupted!\non\n$", result.stdout)
+      assert.equal(0, result.status)
+    end)
+
+    it("ends a coroutine and all that it runs in", function()
+      for _, code in ipairs {
+        "coroutine.wrap(function() while true do end end)()",
+        "coroutine.wrap(function() coroutine.wrap(function() while true do end end)() end)()",
+        "local c = coroutine.wrap(function() while true do coroutine.yield() end end) while true do c() end",
+        -- resume does not catch it: a scheduler would go on with the next coroutine
+        "while true do coroutine.resume(coroutine.create(function() while true do end end)) end",
+        "local c = coroutine.create(function() while true do coroutine.yield() end end) while coroutine.resume(c) do end",
+      } do
+        failed(nibble(script(kill .. code)), 1, "^nibble: [^\n]*interrupted!\nstack traceback:")
+      end
+    end)
+
+    it("raises an error that a coroutine can catch, once", function()
+      local code = "local function spin() while true do end end\n" .. kill
+      code = code .. "local c = coroutine.create(function() print(pcall(spin)) coroutine.yield(1) return 2 end)\n"
+        .. "print(coroutine.resume(c))\nfor i = 1, 1e6 do end\nprint(coroutine.resume(c))\n"
+        .. "print(pcall(coroutine.wrap(function() for i = 1, 1e6 do end error('later', 0) end)))"
+      local result = nibble(script(code))
+      assert.equal("", result.stderr)
+      assert.matches("^false\t[^\n]*interrupted!\ntrue\t1\ntrue\t2\nfalse\tlater\n$", result.stdout)
+      assert.equal(0, result.status)
+    end)
+
+    it("ends a wait inside a coroutine", function()
+      local result = nibble(script([[
+        local t, s = nibble.zeros(1 << 24), nibble.stream()
+        s:scope(function() local u = t:to("bfloat16") for i = 1, 300 do t:copy(u) end end)
+        local done = s:record()]] .. "\n" .. kill .. [[
+        print(pcall(coroutine.wrap(function() s:synchronize() end)))
+        os.exit(done:query() and 1 or 0)]]))
+      assert.equal("", result.stderr)
+      assert.matches("^false\t[^\n]*interrupted!\n$", result.stdout)
       assert.equal(0, result.status)
     end)
 
@@ -210,6 +265,23 @@ describe("the prompt", function()
     assert.matches("\nABC\n", typed("s = 'abc'\n", "s:upp\t()\n"))
   end)
 
+  it("takes Tab for a space where no name ends", function()
+    local screen = typed("\tprint(6 * 7)\n", "if true then\n", "\t\tprint(6 * 8) \t\n", "\tend\n", " \t", "6 * 9\n")
+    for _, number in ipairs { 42, 48, 54 } do assert.matches("\n" .. number .. "\n", screen) end
+    assert.not_matches("xpcall", screen)
+  end)
+
+  it("says how to leave and where help is, unless the words mean something", function()
+    local screen = typed("exit\n", "quit()\n", "help\n", "quit = 6 * 7\n", "quit\n", "exit = 1 print(exit, help)\n")
+    local _, hints = screen:gsub("\nCtrl%-D leaves\n", "")
+    assert.equal(2, hints)
+    local keys, docs = screen:match("\n(Keys: [^\n]*)\n[^\n]*: (/[^\n]*/nibble/meta%.lua)\n[^\n]*nibble%.pages[^\n]*\n>")
+    assert.matches("Tab", keys)
+    assert.truthy(io.open(docs)):close()
+    assert.matches("\n42\n", screen)
+    assert.matches("\n1\tnil\n", screen)
+  end)
+
   it("completes among very many names", function()
     local names = "t = {} for i = 1, 2e4 do t['kk' .. i * 7919 % 20011] = i end\n"
     assert.matches("\n42\n", typed(names, "t.k\t", "\21", "6 * 7\n"))
@@ -232,6 +304,12 @@ describe("the prompt", function()
     assert.matches("\n42\n", screen)
     assert.matches("interrupted!", screen)
     assert.matches("\n48\n", screen)
+    screen = typed("coroutine.wrap(function() while true do end end)()\n", "\3", "6 * 9\n",
+      "coroutine.resume(coroutine.create(function() while true do end end))\n", "\3", "6 * 10\n")
+    local _, times = screen:gsub("interrupted!", "")
+    assert.equal(2, times)
+    assert.matches("\n54\n", screen)
+    assert.matches("\n60\n", screen)
   end)
 
   it("keeps its history in a file for the owner alone, and reads it again", function()

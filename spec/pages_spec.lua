@@ -128,6 +128,36 @@ describe("the page allocator #quick", function()
     assert.is_truthy(allocator:append(child, 1))
   end)
 
+  it("gives the oldest pages back, and the request goes on as if it had begun later", function()
+    local allocator = pages.allocator { num_pages = 8, page_size = 4 }
+    local request, other = allocator:allocate(10), allocator:allocate(4)
+    local child = allocator:fork(request, 8)
+    allocator:drop(request, 1)
+    assert.are.same({ pages = { 1, 2 }, length = 6, dropped = 4 }, request)
+    assert.are.equal(4, allocator.num_free) -- the child still has page 0
+    allocator:drop(child, 1)
+    assert.are.same({ pages = { 1 }, length = 4, dropped = 4 }, child)
+    assert.are.equal(5, allocator.num_free)
+    assert.are.same({ 4, 5, 6, 7, 8, 9 }, allocator:slots(request))
+    assert.are.same({ 7, 8 }, allocator:slots(request, 3, 2))
+    assert.are.same({ 10, 11, 0 }, (allocator:append(request, 3))) -- page 0 is free again, and the lowest
+    assert.are.same({ block_tables = { { 1, 2, 0 }, { 3, -1, -1 } }, seq_lens = { 9, 4 }, kv_page_indptr = { 0, 3, 4 },
+      slot_mapping = { 11, 0, 14, 15 } }, allocator:batch({ request, other }, { new_tokens = 2 }))
+    assert.are.equal(4, allocator:fork(request, 5).dropped)
+
+    allocator:drop(child, 0)
+    allocator:drop(child, 1)
+    assert.are.same({ pages = {}, length = 0, dropped = 8 }, child)
+    assert.are.same({ 16 }, (allocator:append(child, 1)))
+    for count, got in pairs { [1] = "1", [-1] = "-1", [0.5] = "0.5" } do
+      raises(function() allocator:drop(child, count) end, "allocator:drop: count: expected ")
+      raises(function() allocator:drop(child, count) end, ", got " .. got)
+    end
+    raises(function() allocator:drop(child, 1) end, "at most the request's 0 full pages, got 1")
+    allocator:free(other)
+    raises(function() allocator:drop(other, 0) end, "allocator:drop: request: expected a live request")
+  end)
+
   it("keeps count through a long mixed run", function()
     local allocator = pages.allocator { num_pages = 40, page_size = 3, layout = "fragmented", seed = 5, reserved = 1 }
     local random, live = pages.generator(11), {}
@@ -353,6 +383,51 @@ describe("pools #quick", function()
         assert.are_not.equal(("\xA5"):rep(#t:bytes()), t:bytes())
       end
     end
+  end)
+
+  it("have pages copied, data and scales of K and V, entry by entry, also in a graph", function()
+    local nibble = require "nibble"
+    for _, layout in ipairs { "NHD", "HND" } do
+      local function new(seed)
+        local pool = pages.caches { num_pages = 4, page_size = 4, num_kv_heads = 2, head_dim = 32, v_head_dim = 16,
+          kv_layout = layout, page_padding = 48, sf_page_padding = 3 }
+        for i, storage in ipairs(pool.storage) do
+          local shape = storage.shape
+          storage:copy(nibble.randint(0, 256, { shape[1], shape[2] }, { dtype = "uint8", seed = seed + i }))
+        end
+        return pool
+      end
+      local copies = { { source = 2, destination = 0, entries = 3 }, { source = 0, destination = 3, entries = 1 } }
+      local before, eager, replayed = new(5), new(5), new(5)
+      pages.copy(eager, copies)
+      local graph = nibble.stream():capture(function() pages.copy(replayed, copies) end)
+      for i = 1, 4 do assert.is_true(replayed.storage[i]:equal(before.storage[i])) end
+      graph:replay()
+      for i = 1, 4 do assert.is_true(replayed.storage[i]:equal(eager.storage[i])) end
+
+      for _, name in ipairs { "paged_kv_cache", "kv_cache_sf" } do
+        for kv = 1, 2 do
+          local old, new_one = before[name][kv], eager[name][kv]
+          local function bytes(t, page, entry)
+            t = t:select(1, page + 1)
+            return (layout == "HND" and t:select(2, entry + 1) or t:select(1, entry + 1)):bytes()
+          end
+          for page = 0, 3 do
+            for entry = 0, 3 do
+              local source = page == 0 and entry < 3 and 2 or page == 3 and entry < 1 and 2 or page
+              assert.are.equal(bytes(old, source, entry), bytes(new_one, page, entry))
+            end
+          end
+        end
+      end
+      -- Nothing between the pages.
+      for i, storage in ipairs(before.storage) do
+        local size = storage.shape[2]
+        local padding = i <= 2 and 48 or 3
+        assert.is_true(storage:narrow(2, size - padding + 1, padding):equal(eager.storage[i]:narrow(2, size - padding + 1, padding)))
+      end
+    end
+    raises(function() pages.copy({}, "not enough pages") end, "pages.copy: copies: expected a list of copies, got not enough")
   end)
 
   it("refuse what is no shape", function()

@@ -93,21 +93,38 @@ describe("scripts/", function()
 
     it("--quick runs what is tagged quick, --device sets the default device", function()
       local text = "it('a', function() error 'slow' end)\n" ..
-        "it('b #quick', function() assert.equal('nowhere', os.getenv('NIBBLE_DEVICE')) end)"
-      assert.equal("1 passed, 0 failed, 0 skipped\n", test(text, "--quick --device nowhere").stdout)
-      assert.equal("1 passed, 0 failed, 0 skipped\n", test(text, "--quick --device=nowhere").stdout)
+        "it('b #quick', function() assert.equal('cpu', os.getenv('NIBBLE_DEVICE')) end)"
+      assert.equal("1 passed, 0 failed, 0 skipped\n", test(text, "--quick --device cpu").stdout)
+      assert.equal("1 passed, 0 failed, 0 skipped\n", test(text, "--quick --device=cpu").stdout)
     end)
 
-    it("--sanitize runs the specs inside the build with sanitizers", function()
-      if not io.open(os.getenv("NIBBLE_ROOT") .. "/build/sanitize/nibble") then pending("build/sanitize is not built yet") end
-      local text = "it('a', function() assert.matches('build/sanitize/nibble', io.open('/proc/self/cmdline'):read('a')) end)"
-      local result = test(text, "--sanitize")
-      assert.equal("1 passed, 0 failed, 0 skipped\n", result.stdout, result.stderr)
+    it("runs nothing on a device that is not there: one line, and 2", function()
+      local text = "it('a', function() end)"
+      for _, result in ipairs {
+        test(text, "--device nowhere"), test(text, "--device=nowhere"),
+        process.run(("cd / && NIBBLE_DEVICE=nowhere %s/scripts/test"):format(quote(root))),
+      } do
+        assert.same({ 2, "" }, { result.status, result.stdout })
+        assert.matches("^scripts/test: [^\n]*\"nowhere\" is no device[^\n]*\n$", result.stderr)
+      end
+    end)
+
+    it("ends at Ctrl-C, whoever of its processes gets it, with 130", function()
+      for _, how in ipairs {
+        "require('spec.support.runtime_process').run('kill -INT $$')", -- a spec's child; its parent is deaf meanwhile
+        "io.popen('kill -INT $PPID'):close() while true do end", -- the specs themselves
+      } do
+        local result = test(("it('a', function() %s end) it('b', function() print 'went on' end)"):format(how))
+        assert.same({ status = 130, stdout = "", stderr = "" }, result)
+      end
     end)
 
     it("--help explains itself; a wrong use returns 2", function()
       assert.matches("usage: scripts/test", test("", "--help").stdout)
       assert.equal(2, test("", "--device").status)
+      local result = process.run(("cd / && %s/scripts/run --steps 1 --help"):format(quote(root)))
+      assert.same({ 0, "" }, { result.status, result.stderr })
+      assert.matches("^usage: scripts/run .*\n  %-%-steps N ", result.stdout)
       assert.equal(2, test("", "--sanitize --valgrind").status)
     end)
   end)
@@ -130,6 +147,21 @@ describe("scripts/", function()
     assert.matches("\nok: ", result.stdout)
   end)
 
+  it("run where there is no environment at all", function()
+    local result = process.run(("env -i /bin/sh %s/scripts/run --steps 1 --requests 1"):format(quote(root)))
+    assert.same({ 0, "" }, { result.status, result.stderr })
+    write(folder .. "/sample_spec.lua", "it('a', function() end)")
+    result = process.run(("env -i /bin/sh %s/scripts/test %s/sample_spec.lua"):format(quote(root), folder))
+    assert.same({ status = 0, stdout = "1 passed, 0 failed, 0 skipped\n", stderr = "" }, result)
+  end)
+
+  it("fail when the scenario's output cannot be written", function()
+    if process.run("[ -e /dev/full ]").status ~= 0 then pending("no /dev/full here") end
+    local result = process.run(("%s/scripts/run --steps 1 --requests 1 >/dev/full"):format(quote(root)))
+    assert.equal(1, result.status)
+    assert.matches("standard output", result.stderr)
+  end)
+
   -- A checkout of the scripts alone, and a PATH that holds only what is named.
   describe("setup", function()
     local basics = { "sh", "env", "dirname", "cat", "mkdir", "mktemp", "rm", "tr", "tail", "head", "grep", "id", "getconf", "flock" }
@@ -146,8 +178,9 @@ describe("scripts/", function()
       for _, name in ipairs { ... } do tool(name, ":") end
     end
 
-    local function run()
-      return process.run(("unset NIBBLE_SKIP_BUILD CC; PATH=%s/bin /bin/sh %s/scripts/run"):format(folder, folder))
+    local function run(options)
+      return process.run(("unset NIBBLE_SKIP_BUILD CC; PATH=%s/bin /bin/sh %s/scripts/run %s"):format(folder, folder,
+        options or ""))
     end
 
     local function built()
@@ -197,6 +230,28 @@ describe("scripts/", function()
       assert.equal(1, result.status)
       assert.matches("E: the disk is full", result.stderr)
       assert.matches("install by hand: make premake4", result.stderr)
+    end)
+
+    it("says that a first build takes a while, and nothing of it for --help", function()
+      prepare("cc", "pkg-config", "premake5")
+      tool("make", (":; mkdir -p %s/build/release"):format(folder)
+        .. ("; { echo '#!/bin/sh'; echo echo ran; } >%s/build/release/nibble"):format(folder)
+        .. ("; chmod +x %s/build/release/nibble"):format(folder))
+      process.run(("ln -s $(command -v chmod) %s/bin/"):format(folder))
+      local result = run("--help")
+      assert.same({ 0, "" }, { result.status, result.stderr })
+      assert.matches("^usage: scripts/run ", result.stdout)
+      result = run()
+      assert.same({ status = 0, stdout = "ran\n", stderr = "scripts/run: building release (about a minute)...\n" }, result)
+      assert.same({ status = 0, stdout = "ran\n", stderr = "" }, run())
+    end)
+
+    it("shows the end of the log of a build that fails without a word of errors", function()
+      prepare("cc", "pkg-config", "premake5")
+      tool("make", "for i in 1 2 3 4 5 6 7; do echo line $i; done; exit 2")
+      local result = run()
+      assert.equal(1, result.status)
+      assert.matches("%.%.%.\nline 3\nline 4\nline 5\nline 6\nline 7\nscripts/run: the build failed, see [^\n]*\n$", result.stderr)
     end)
 
     it("prefers Premake 5, and shows the error of a build that fails", function()

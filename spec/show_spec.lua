@@ -23,13 +23,44 @@ describe("show.page_table #quick", function()
   it("has a row for each request and a letter for each page", function()
     local allocator, requests = example()
     assert.are.equal([[
-requests and their pages of 8 tokens (# full, - part full, * shared)
+requests and their pages of 8 tokens (# full, := part full, * shared)
   a one 17 tokens |  1#*  2#*  3:
   b two  3 tokens |  4=
   c     16 tokens |  1#*  2#*
   d      0 tokens |
 pool of 12 pages: 4 in use, 7 free (.), 1 reserved (-)
    0 | -**ab.......]], show.page_table(allocator, requests, with(plain, { names = { "one", "two" } })))
+  end)
+
+  it("explains the marks that occur, and no mark means two things", function()
+    local allocator = pages.allocator { num_pages = 16, page_size = 16, reserved = 1 }
+    local requests = {}
+    for i, length in ipairs { 1, 2, 4, 6, 8, 10, 12, 16 } do requests[i] = allocator:allocate(length) end
+    for _, unicode in ipairs { true, false } do
+      local text = show.page_table(allocator, requests, { color = false, utf8 = unicode, width = 80 })
+      local levels, seen = {}, { ["-"] = true, ["~"] = true, ["*"] = true, [unicode and "·" or "."] = true }
+      for line in text:gmatch("\n  (%a +%d+ tokens [^\n]*)") do
+        local level = line:match("(%S+)$"):gsub("%d", "")
+        assert.is_nil(seen[level], level)
+        assert.is_nil(level:find("%w"))
+        seen[level], levels[#levels + 1] = true, level
+      end
+      assert.are.equal(8, #levels)
+      assert.are.equal(("requests and their pages of 16 tokens (%s full, %s part full)"):format(levels[8],
+        table.concat(levels, "", 1, 7)), text:match("^[^\n]*"))
+    end
+
+    local function lines(...)
+      local list = {}
+      for line in show.page_table(allocator, { ... }, plain):gmatch("[^\n]+") do list[#list + 1] = line end
+      return list
+    end
+    allocator:allocate(7 * 16)
+    local list = lines(requests[8])
+    assert.are.equal("requests and their pages of 16 tokens (# full)", list[1])
+    assert.are.equal("pool of 16 pages: 15 in use, 14 of them by other requests (~), 0 free, 1 reserved (-)", list[3])
+    assert.are.equal("   0 | -~~~~~~~a~~~~~~~", list[4])
+    assert.are.equal("requests and their pages of 16 tokens", lines()[1])
   end)
 
   it("keeps inside the width", function()

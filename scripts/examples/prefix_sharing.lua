@@ -30,13 +30,8 @@ print(show.page_table(allocator, { parent, child }, { names = { "parent", "child
 local slots, copies = allocator:append(child, 1)
 for _, copy in ipairs(copies) do
   print(("\ncopy %d entries of page %d to page %d"):format(copy.entries, copy.source, copy.destination))
-  for _, cache in ipairs { pool.paged_kv_cache, pool.kv_cache_sf } do
-    for _, t in ipairs(cache) do
-      -- HND: [page, head, entry, X]
-      t[copy.destination + 1]:narrow(2, 1, copy.entries):copy(t[copy.source + 1]:narrow(2, 1, copy.entries))
-    end
-  end
 end
+pages.copy(pool, copies)
 append(slots, 2)
 append(allocator:append(parent, 1), 3) -- the parent is alone on its page now: nothing to copy
 print(show.page_table(allocator, { parent, child }, { names = { "parent", "child" } }))

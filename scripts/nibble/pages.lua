@@ -8,9 +8,11 @@
 --   local batch = allocator:batch({ a, b })         -- block_tables, seq_lens, kv_page_indptr, slot_mapping
 --   local t = pages.tensors(batch, { device = "cpu" })
 --   local pool = pages.caches { num_pages = 64, page_size = 16, num_kv_heads = 4, head_dim = 64 }
+--   pages.copy(pool, copies)
+--   allocator:drop(a, 1)                            -- a sliding window: a's oldest page goes back
 --
--- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything but `tensors` and
--- `caches` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool without enough
+-- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything but `tensors`,
+-- `caches` and `copy` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool without enough
 -- free pages is something that a program lives with: `nil, message`, and nothing has changed.
 
 local pages = {}
@@ -115,7 +117,8 @@ end
 --- A request's place in the pool. Read it freely; only an allocator changes it.
 ---@class nibble.request
 ---@field pages integer[]  physical pages in the order of the tokens: pages[j+1] holds tokens j*page_size and on
----@field length integer   tokens
+---@field length integer   tokens on these pages
+---@field dropped integer  tokens before them that were given back (see `drop`)
 
 ---@class nibble.page_copy
 ---@field source integer       page to copy from
@@ -202,7 +205,7 @@ end
 ---@return nibble.request?
 ---@return string? message
 function allocator:allocate(length)
-  local request = { pages = {}, length = 0 }
+  local request = { pages = {}, length = 0, dropped = 0 }
   self.live[request] = true
   local slots, message = self:append(request, integer("allocator:allocate", "length", length, 0))
   if slots then return request end
@@ -247,13 +250,28 @@ function allocator:fork(request, length)
   check_live(self, "allocator:fork", request)
   length = integer("allocator:fork", "length", length or request.length, 0)
   if length > request.length then fail("allocator:fork", "length", "at most " .. request.length, length) end
-  local child = { pages = {}, length = length }
+  local child = { pages = {}, length = length, dropped = request.dropped }
   for j = 1, (length + self.page_size - 1) // self.page_size do
     child.pages[j] = request.pages[j]
     self.count[request.pages[j]] = self.count[request.pages[j]] + 1
   end
   self.live[child] = true
   return child
+end
+
+--- Gives a request's `count` oldest pages back, which must be full: the window of its attention slides. From then on the
+--- request is what it would be if it had begun with the tokens that are left: position 0 is the oldest of them in `length`,
+--- `slots`, `fork` and `batch`. In the text (for RoPE) the token at a position is number `request.dropped + position`.
+---@param request nibble.request
+---@param count integer
+function allocator:drop(request, count)
+  check_live(self, "allocator:drop", request)
+  count = integer("allocator:drop", "count", count, 0)
+  local full = request.length // self.page_size
+  if count > full then fail("allocator:drop", "count", ("at most the request's %d full pages"):format(full), count) end
+  for _ = 1, count do release(self, table.remove(request.pages, 1)) end
+  request.length = request.length - count * self.page_size
+  request.dropped = request.dropped + count * self.page_size
 end
 
 --- Gives a request's pages back; those that no other request shares become free. Freeing it again is an error.
@@ -460,6 +478,23 @@ function pages.caches(opts)
     kv_cache_sf = { pool(k_dim // 16, sf_padding, sf_dtype), pool(v_dim // 16, sf_padding, sf_dtype) },
     storage = storages, kv_layout = kv_layout,
   }
+end
+
+--- Carries out what `allocator:append` says must be copied, data and scales of K and V. Like every copy it is queued on the
+--- current stream, or captured; it must come before whatever else is written to these pages.
+---@param caches nibble.caches
+---@param copies nibble.page_copy[]
+function pages.copy(caches, copies)
+  if type(copies) ~= "table" then fail("pages.copy", "copies", "a list of copies", copies) end
+  local entry_dim = caches.kv_layout == "HND" and 2 or 1 -- of one page
+  for _, copy in ipairs(copies) do
+    for _, pair in ipairs { caches.paged_kv_cache, caches.kv_cache_sf } do
+      for _, t in ipairs(pair) do
+        local from, to = t:select(1, copy.source + 1), t:select(1, copy.destination + 1)
+        to:narrow(entry_dim, 1, copy.entries):copy(from:narrow(entry_dim, 1, copy.entries))
+      end
+    end
+  end
 end
 
 return pages

@@ -47,7 +47,7 @@ local glyphs = {
     levels = { "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█" }, bar = "█", line = "│", free = "·", left = "◀", right = "▶",
   },
   [false] = {
-    levels = { ".", ":", "-", "=", "+", "x", "X", "#" }, bar = "#", line = "|", free = ".", left = "<", right = ">",
+    levels = { "_", ":", ";", "=", "+", "%", "@", "#" }, bar = "#", line = "|", free = ".", left = "<", right = ">",
   },
 }
 
@@ -71,7 +71,8 @@ local function letter(i)
   return i <= 52 and string.char(64 + i - 26) or "?"
 end
 
---- Requests as rows with their physical pages, then the pool as a map with a letter for each page.
+--- Requests as rows with their physical pages, then the pool as a map with a letter for each page. The legends have the
+--- marks that occur.
 ---@param allocator nibble.allocator
 ---@param requests nibble.request[]
 ---@param opts? {names?: string[], color?: boolean, utf8?: boolean, width?: integer}  names: what to call the requests
@@ -80,7 +81,7 @@ function show.page_table(allocator, requests, opts)
   local s = style(opts)
   local names = opts and opts.names or {}
   local size, digits = allocator.page_size, #tostring(allocator.num_pages - 1)
-  local lines, owner = {}, {}
+  local lines, owner, levels, any_shared = {}, {}, {}, false
   local name_width, length_width = 0, 1
   for i, request in ipairs(requests) do
     name_width = math.max(name_width, #(names[i] or ""))
@@ -88,17 +89,17 @@ function show.page_table(allocator, requests, opts)
   end
   local prefix = 2 + 2 + name_width + 1 + length_width + 10
   local per_line = math.max(1, (s.width - prefix) // (digits + 3))
-  lines[1] = ("requests and their pages of %d tokens (%s full, %s part full, * shared)")
-    :format(size, s.glyphs.levels[8], s.glyphs.levels[3])
   for i, request in ipairs(requests) do
     local paint = palette[(i - 1) % #palette + 1]
     local cells = {}
     for j, page in ipairs(request.pages) do
       local filled = math.min(math.max(request.length - (j - 1) * size, 0), size)
-      local level = filled == 0 and " " or s.glyphs.levels[filled == size and 8 or math.min(filled * 8 // size + 1, 7)]
+      local level = filled == size and 8 or math.min(filled * 8 // size + 1, 7)
+      levels[level] = true
       local shared = allocator:references(page) > 1
+      any_shared = any_shared or shared
       owner[page] = shared and "*" or s.paint(paint, letter(i))
-      cells[j] = ("%" .. digits .. "d%s%s "):format(page, s.paint(paint, level), shared and "*" or " ")
+      cells[j] = ("%" .. digits .. "d%s%s "):format(page, s.paint(paint, s.glyphs.levels[level]), shared and "*" or " ")
     end
     local name = names[i] or ""
     local head = ("  %s %s%s %" .. length_width .. "d tokens"):format(s.paint(paint, letter(i)), name,
@@ -110,7 +111,15 @@ function show.page_table(allocator, requests, opts)
     end
   end
 
-  local used, reserved = allocator.num_pages - allocator.num_free, 0
+  local marks, part = {}, ""
+  for level = 1, 7 do part = part .. (levels[level] and s.glyphs.levels[level] or "") end
+  if levels[8] then marks[1] = s.glyphs.levels[8] .. " full" end
+  if part ~= "" then marks[#marks + 1] = part .. " part full" end
+  if any_shared then marks[#marks + 1] = "* shared" end
+  table.insert(lines, 1, ("requests and their pages of %d tokens%s"):format(size,
+    #marks > 0 and " (" .. table.concat(marks, ", ") .. ")" or ""))
+
+  local used, reserved, others = allocator.num_pages - allocator.num_free, 0, 0
   local map = {}
   for page = 0, allocator.num_pages - 1 do
     local references = allocator:references(page)
@@ -120,10 +129,13 @@ function show.page_table(allocator, requests, opts)
     elseif references == 0 then
       mark = s.glyphs.free
     end
-    map[page + 1] = mark or "?"
+    if not mark then mark, others = "~", others + 1 end
+    map[page + 1] = mark
   end
-  lines[#lines + 1] = ("pool of %d pages: %d in use, %d free (%s)%s"):format(allocator.num_pages, used, allocator.num_free,
-    s.glyphs.free, reserved > 0 and (", %d reserved (-)"):format(reserved) or "")
+  lines[#lines + 1] = ("pool of %d pages: %d in use%s, %d free%s%s"):format(allocator.num_pages, used,
+    others > 0 and (", %d of them by other requests (~)"):format(others) or "",
+    allocator.num_free, allocator.num_free > 0 and " (" .. s.glyphs.free .. ")" or "",
+    reserved > 0 and (", %d reserved (-)"):format(reserved) or "")
   local per_row = math.max(8, math.min(64, (s.width - digits - 5) // 8 * 8))
   for first = 1, #map, per_row do
     local row = table.concat(map, "", first, math.min(first + per_row - 1, #map))

@@ -71,6 +71,8 @@ return function(options)
 
   local function on_trouble(element, _, message, trace)
     clear()
+    -- What interpreters make of Ctrl-C. busted would go on with the next spec.
+    if type(message) == "string" and message:find("interrupted!$") then os.exit(130) end
     io.write(colored(31, "failed "), place_of(element, trace), full_name(element), "\n")
     message = type(message) == "string" and message or require("pl.pretty").write(message)
     io.write("    ", (message:gsub("\n", "\n    ")), "\n")

@@ -28,7 +28,10 @@ function process.read(path)
   return text
 end
 
---- Runs a shell command line without input. status: the exit status, 128 + n after signal n.
+local SIGINT = 2
+
+--- Runs a shell command line without input. status: the exit status, 128 + n after signal n. When SIGINT ends the shell
+--- itself, somebody has pressed Ctrl-C, which we are deaf to meanwhile: the whole run ends, with status 130.
 ---@param line string
 ---@return {status: integer, stdout: string, stderr: string}
 function process.run(line)
@@ -38,6 +41,7 @@ function process.run(line)
   local result = { status = code, stdout = process.read(out), stderr = process.read(err) }
   os.remove(out)
   os.remove(err)
+  if how == "signal" and code == 128 + SIGINT then os.exit(130) end
   return result
 end
 

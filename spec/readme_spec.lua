@@ -1,0 +1,74 @@
+-- README.md's programs do what it says.
+local process = require "spec.support.runtime_process"
+
+local quote = process.quote
+local text = process.read(process.root .. "README.md")
+
+local function write(path, code)
+  local file = assert(io.open(path, "w"))
+  file:write(code)
+  file:close()
+end
+
+describe("README.md's", function()
+  local folder
+
+  before_each(function()
+    folder = process.run("mktemp -d").stdout:gsub("\n$", "")
+  end)
+  after_each(function() process.run("rm -rf " .. quote(folder)) end)
+
+  it("tour prints what it shows #quick", function()
+    local tour = assert(text:match("\n    %$ build/release/nibble\n(.-)\n\n%f[^\n ]"))
+    local code, shown = {}, {}
+    for line in tour:gmatch("    ([^\n]*)") do
+      local typed = line:match("^> (.*)")
+      if typed then code[#code + 1] = typed else shown[#shown + 1] = line end
+    end
+    assert.are.equal(8, #code)
+    -- Without a prompt: the value of the sixth line is printed, the last line fails.
+    code[6] = "print(" .. code[6] .. ")"
+    write(folder .. "/tour.lua", "#\n" .. table.concat(code, "\n"))
+    local result = process.run(("LC_ALL=C.UTF-8 %s - <%s/tour.lua"):format(quote(process.command()), folder))
+    assert.are.equal(1, result.status)
+    local said = result.stdout .. result.stderr:gsub("nibble: stdin:%d+: ", "prompt:1: "):gsub("stdin:%d+:", "prompt:1:")
+      :gsub("\t", "        ")
+    local from = 1
+    for _, line in ipairs(shown) do
+      if line ~= "  ..." and not line:find("[C]: in ?", 1, true) then -- left out; the prompt itself
+        local at, to = said:find(line .. "\n", from, true)
+        assert.is_truthy(at, line .. "\nis not, at its place, in\n" .. said)
+        from = to
+      end
+    end
+  end)
+
+  it("scenario prints what it shows #quick", function()
+    local code, shown = text:match("\n```lua\n(.-)```\n\n(    .-\n)\n%f[^\n ]")
+    write(folder .. "/scenario.lua", code)
+    local result = process.run(("LC_ALL=C.UTF-8 %s %s/scenario.lua"):format(quote(process.command()), folder))
+    assert.are.same({ 0, "" }, { result.status, result.stderr })
+    assert.are.equal((shown:gsub("%s+", " ")), (" " .. result.stdout:gsub("%s+", " ")))
+  end)
+
+  it("host is C11 and C++, and prints what it says", function()
+    local line, code = text:match("\n    (cc [^\n]*)\n\n```c\n(.-)```")
+    local shown = assert(code:match("/%* (%x%x [%x ]*) %*/"))
+    local library = process.command():match("^(.*/)[^/]*$") .. "libnibble.a"
+    local more = " -Wall -Wextra -pedantic -Werror" .. (process.sanitized() and " -fsanitize=address,undefined" or "")
+    local tried = 0
+    for _, cc in ipairs { "cc -std=c11", "c++ -std=c++17" } do
+      if process.has(cc:match("%S+")) then
+        tried = tried + 1
+        local source = folder .. (cc:find("+", 1, true) and "/host.cc" or "/host.c")
+        write(source, code)
+        local command = line:gsub("^cc %-std=c11", function() return cc .. more end)
+          :gsub("%-o host host%.c", function() return ("-o %s/host %s"):format(folder, source) end)
+          :gsub("build/release/libnibble%.a", function() return quote(library) end)
+        local result = process.run(("cd %s && %s && %s/host"):format(quote(process.root), command, folder))
+        assert.are.same({ status = 0, stdout = shown .. " ", stderr = "" }, result)
+      end
+    end
+    if tried == 0 then pending("there is no C or C++ compiler here (cc, c++)") end
+  end)
+end)
