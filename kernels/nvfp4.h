@@ -24,8 +24,18 @@
  * to a shared copy would not be. */
 #ifdef __CUDACC__
 #define NIB_HD __host__ __device__ static __forceinline__
+#define NIB_DEVICE __device__ static __forceinline__
 #else
 #define NIB_HD __attribute__((always_inline)) static inline
+#endif
+
+/* Where a GPU converts in hardware with the bits that the code below gives, it does: float16 and bfloat16 from SM80 on, E4M3 from
+ * SM89 on. NIB_SOFTWARE_CONVERSIONS turns that off, to compare the two. */
+#if defined(__CUDA_ARCH__) && !defined(NIB_SOFTWARE_CONVERSIONS)
+#define NIB_HARDWARE_HALVES
+#if __CUDA_ARCH__ >= 890
+#define NIB_HARDWARE_E4M3
+#endif
 #endif
 
 /* ---- float32 and its bits ---------------------------------------------------------------------------------------- */
@@ -103,9 +113,15 @@ NIB_HD float nib_f32_from_bf16(uint16_t half)
 
 NIB_HD uint16_t nib_bf16_from_f32(float value)
 {
+#ifdef NIB_HARDWARE_HALVES
+  uint32_t word; /* into 32 bits: ptxas 13.0 mistakes the low byte of a 16-bit result for a conversion to an integer */
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(0.0f), "f"(value));
+  return (uint16_t)word;
+#else
   uint32_t bits = nib_bits_from_f32(value);
   uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   return (uint16_t)nib_select(nib_magnitude_is_nan(bits & ~NIB_F32_SIGN), NIB_BF16_NAN, rounded);
+#endif
 }
 
 NIB_HD uint16_t nib_bf16_from_f64(double value)
@@ -119,6 +135,11 @@ NIB_HD uint16_t nib_bf16_from_f64(double value)
 
 NIB_HD float nib_f32_from_f16(uint16_t half)
 {
+#ifdef NIB_HARDWARE_HALVES
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
+#else
   uint32_t sign = (uint32_t)(half & 0x8000) << 16;
   uint32_t magnitude = half & 0x7FFF;
   uint32_t normal = (magnitude << 13) + ((127u - 15u) << 23);
@@ -126,10 +147,16 @@ NIB_HD float nib_f32_from_f16(uint16_t half)
   uint32_t finite = nib_select(magnitude < 0x0400, subnormal, normal);
   uint32_t special = normal + ((127u - 15u) << 23); /* infinity and NaN: the largest exponent here is the largest there */
   return nib_f32_from_bits(nib_select(magnitude < 0x7C00, finite, special) | sign);
+#endif
 }
 
 NIB_HD uint16_t nib_f16_from_f32(float value)
 {
+#ifdef NIB_HARDWARE_HALVES
+  uint32_t word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(0.0f), "f"(value));
+  return (uint16_t)word;
+#else
   uint32_t bits = nib_bits_from_f32(value);
   uint32_t sign = (bits >> 16) & 0x8000;
   uint32_t magnitude = bits & ~NIB_F32_SIGN;
@@ -140,6 +167,7 @@ NIB_HD uint16_t nib_f16_from_f32(float value)
   uint32_t finite = nib_select((int32_t)magnitude < (127 - 14) << 23, subnormal, normal);
   uint32_t result = nib_select((int32_t)magnitude < (127 + 16) << 23, finite, 0x7C00) | sign;
   return (uint16_t)nib_select(nib_magnitude_is_nan(magnitude), NIB_F16_NAN, result);
+#endif
 }
 
 NIB_HD uint16_t nib_f16_from_f64(double value)
@@ -166,17 +194,28 @@ NIB_HD uint16_t nib_16_from_f32(float value, int32_t type)
 
 NIB_HD float nib_e4m3_decode(uint8_t byte)
 {
+#ifdef NIB_HARDWARE_E4M3
+  uint32_t halves; /* float16 holds every E4M3 value */
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)byte));
+  return nib_f32_from_f16((uint16_t)halves);
+#else
   uint32_t sign = (uint32_t)(byte & 0x80) << 24;
   uint32_t magnitude = byte & 0x7F;
   uint32_t normal = (magnitude << 20) + ((127u - 7u) << 23);
   uint32_t subnormal = nib_bits_from_f32((float)(int32_t)magnitude * 0x1p-9f);
   uint32_t finite = nib_select(magnitude < 0x08, subnormal, normal) | sign;
   return nib_f32_from_bits(nib_select(magnitude == NIB_E4M3_NAN, NIB_F32_NAN, finite));
+#endif
 }
 
 /* Saturates to 448, from infinity too. */
 NIB_HD uint8_t nib_e4m3_encode(float value)
 {
+#ifdef NIB_HARDWARE_E4M3
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return (uint8_t)pair;
+#else
   uint32_t bits = nib_bits_from_f32(value);
   uint32_t sign = (bits >> 24) & 0x80;
   uint32_t magnitude = bits & ~NIB_F32_SIGN;
@@ -186,6 +225,7 @@ NIB_HD uint8_t nib_e4m3_encode(float value)
   uint32_t finite = nib_select((int32_t)magnitude < (127 - 6) << 23, subnormal, normal);
   uint32_t result = nib_select((int32_t)magnitude < (int32_t)nib_bits_from_f32(448.0f), finite, NIB_E4M3_MAX) | sign;
   return (uint8_t)nib_select(nib_magnitude_is_nan(magnitude), NIB_E4M3_NAN, result);
+#endif
 }
 
 NIB_HD uint8_t nib_e4m3_from_f64(double value)
@@ -195,12 +235,27 @@ NIB_HD uint8_t nib_e4m3_from_f64(double value)
 
 /* ---- E2M1 (OCP Microscaling formats, FP4): 1 sign, 2 exponent (bias 1), 1 mantissa bit --------------------------- */
 
+/* The code of 0 <= y < 7, above bits that are not part of it: NIB_E2M1_BASE + code. On each of 0..2, 2..4 and 4..7
+ * codes are y rounded in steps of 0.5, 1 and 2, ties to even; the additions do that rounding. The code is the least of the three. */
+#define NIB_E2M1_BASE 0x4B000000u /* 2^23, where the step of float32 is 1 */
+NIB_HD uint32_t nib_e2m1_encode_small(float y)
+{
+  int32_t half = (int32_t)nib_bits_from_f32(fmaf(y, 2.0f, 8388608.0f));
+  int32_t one = (int32_t)nib_bits_from_f32(fmaf(y, 1.0f, 8388608.0f + 2.0f));
+  int32_t two = (int32_t)nib_bits_from_f32(fmaf(y, 0.5f, 8388608.0f + 4.0f));
+  int32_t least = half < one ? half : one;
+  return (uint32_t)(least < two ? least : two);
+}
+
 /* The code 0..15 (sign in bit 3) of the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6: to nearest, ties to the even code, saturating
  * at 6. The sign is kept, also of zero. `nan_code` is the code of a NaN, which the operations choose differently. */
 NIB_HD uint32_t nib_e2m1_encode(float value, uint32_t nan_code)
 {
   uint32_t bits = nib_bits_from_f32(value);
   uint32_t magnitude = bits & ~NIB_F32_SIGN;
+#ifdef NIB_HARDWARE_HALVES /* the same, with instructions that a GPU has many of */
+  int32_t code = (int32_t)(nib_e2m1_encode_small(fminf(fabsf(value), 6.0f)) - NIB_E2M1_BASE);
+#else
   int32_t y = (int32_t)magnitude; /* non-negative floats order like their bits */
   int32_t code = (y > 0x3E800000)     /* 0.25 */
                  + (y >= 0x3F400000)  /* 0.75 */
@@ -209,6 +264,7 @@ NIB_HD uint32_t nib_e2m1_encode(float value, uint32_t nan_code)
                  + (y > 0x40200000)   /* 2.5 */
                  + (y >= 0x40600000)  /* 3.5 */
                  + (y > 0x40A00000);  /* 5 */
+#endif
   return nib_select(nib_magnitude_is_nan(magnitude), nan_code, (uint32_t)code | bits >> 31 << 3);
 }
 
@@ -323,7 +379,9 @@ NIB_HD void nib_fault_raise(struct nib_fault *fault, uint32_t operation, uint32_
                             int64_t integer, double real)
 {
 #ifdef __CUDA_ARCH__
-  if (atomicCAS_system(&fault->state, 0u, 1u) != 0u)
+  /* The record lies in mapped host memory. Only kernels of one GPU claim it, so that an atomic of the device is enough (PCIe has
+   * none that hold for the host too). */
+  if (atomicCAS(&fault->state, 0u, 1u) != 0u)
     return;
 #else
   uint32_t expected = 0;
@@ -338,10 +396,14 @@ NIB_HD void nib_fault_raise(struct nib_fault *fault, uint32_t operation, uint32_
   fault->real = real;
 #ifdef __CUDA_ARCH__
   __threadfence_system();
-  atomicExch_system(&fault->state, 2u);
+  *(volatile uint32_t *)&fault->state = 2u;
 #else
   __atomic_store_n(&fault->state, 2u, __ATOMIC_RELEASE);
 #endif
 }
+
+#ifdef __CUDACC__
+#include "nvfp4_words.h"
+#endif
 
 #endif

@@ -9,7 +9,8 @@
 
 #include <stdint.h>
 
-/* X(symbol, file name): one kernel each, in kernels/cpu/NAME.c as nib_cpu_NAME and in kernels/cuda/NAME.cu as nib_cuda_NAME. */
+/* X(symbol, file name): one kernel each, in kernels/cpu/NAME.c as nib_cpu_NAME and in kernels/cuda/NAME.cu as one or more
+ * functions, which runtime/cuda/geometry.h lists. */
 #define NIB_KERNEL_LIST(X)        \
   X(APPEND, append)               \
   X(MATERIALIZE, materialize)     \
