@@ -3,8 +3,10 @@
 --   make -C build config=release           debug and sanitize (ASan + UBSan) are the other configurations
 -- makes, in build/<configuration>/, libnibble.a (the runtime), nibble.so (the Lua module) and nibble (the command).
 
--- The GPU architectures that kernels/cuda is compiled for.
-local architectures = { "90" }
+-- The GPU architectures that kernels/cuda is compiled for: machine code for these (f: and the family's later members), and
+-- PTX that a driver compiles for any other from 8.0 on.
+local architectures = { "80", "86", "89", "90", "100f", "110f", "120f" }
+local ptx_architecture = "80"
 
 -- The two Premakes share few names: the newer one renamed `solution` and `configuration` and dropped `flags`.
 local v5 = not _PREMAKE_VERSION:match("^4")
@@ -14,6 +16,7 @@ local function symbols_on()
   if v5 then symbols "On" else flags { "Symbols" } end
 end
 
+newoption { trigger = "architectures", value = "LIST", description = "GPU architectures, such as 90,120f; default: all" }
 newoption { trigger = "nvcc", value = "PATH", description = "The CUDA compiler; \"none\" builds for the CPU only" }
 
 ---------------------------------------------------------------------------------------------------- what the machine has
@@ -68,12 +71,15 @@ local function find_nvcc()
   end
 end
 local nvcc = find_nvcc()
+local cuda_include = nvcc and path.join(path.getdirectory(path.getdirectory(nvcc)), "include")
 
 ------------------------------------------------------------------------------------------------------------ the sources
 
 local runtime_sources = {}
 for _, pattern in ipairs { "runtime/**.c", "kernels/cpu/*.c" } do
-  for _, file in ipairs(os.matchfiles(pattern)) do table.insert(runtime_sources, file) end
+  for _, file in ipairs(os.matchfiles(pattern)) do
+    if nvcc or not file:match("^runtime/cuda/") then table.insert(runtime_sources, file) end
+  end
 end
 
 local command_only = { ["bindings/main.c"] = true, ["bindings/repl.c"] = true, ["bindings/complete.c"] = true }
@@ -91,12 +97,20 @@ if not v5 then
   end
 end
 
+if _OPTIONS["architectures"] then
+  architectures = {}
+  for name in _OPTIONS["architectures"]:gmatch("[^,]+") do table.insert(architectures, name) end
+end
+
 -- premake4 knows no custom rules, so kernels/cuda has a makefile of its own, which runs inside build/.
 local function fatbin_makefile()
   local names, rules = {}, {}
   local flags = "-std=c++17 -O3 -fmad=false -Werror all-warnings"
   for _, number in ipairs(architectures) do
     flags = flags .. (" -gencode arch=compute_%s,code=sm_%s"):format(number, number)
+  end
+  if not _OPTIONS["architectures"] then
+    flags = flags .. (" -gencode arch=compute_%s,code=compute_%s"):format(ptx_architecture, ptx_architecture)
   end
   for _, source in ipairs(os.matchfiles("kernels/cuda/*.cu")) do
     local name = path.getbasename(source)
@@ -106,7 +120,17 @@ gen/NAME.inc: gen/NAME.fatbin
 	$(BIN2C) --static --const --type longlong --name nib_fatbin_NAME $< > $@.part
 	mv $@.part $@
 gen/NAME.fatbin: ../kernels/cuda/NAME.cu fatbin.mk | gen
-	$(NVCC) $(FLAGS) -MD -MP -MF gen/NAME.d -fatbin -o $@ $<
+	$(NVCC) $(FLAGS) -Xptxas -v -MD -MP -MF gen/NAME.d -fatbin -o $@ $< 2> gen/NAME.log || { cat gen/NAME.log >&2; exit 1; }
+	! grep -E '[1-9][0-9]* bytes spill' gen/NAME.log >&2 || { echo 'error: NAME.cu spills registers' >&2; rm -f $@; exit 1; }
+]]):gsub("NAME", name)))
+  end
+  for _, header in ipairs(os.matchfiles("kernels/*.h")) do -- as text, for what users compile at run time
+    local name = path.getbasename(header)
+    table.insert(names, "gen/" .. name .. ".h.inc")
+    table.insert(rules, (([[
+gen/NAME.h.inc: ../kernels/NAME.h fatbin.mk | gen
+	$(BIN2C) --static --const --type char --padd 0 --name nib_text_NAME $< > $@.part
+	mv $@.part $@
 ]]):gsub("NAME", name)))
   end
   return ("NVCC = %s\nBIN2C = %s\nFLAGS = %s\nall: %s\ngen:\n\tmkdir -p gen\n%s-include $(wildcard gen/*.d)\n"):format(
@@ -181,7 +205,10 @@ end
 new_project("runtime", "StaticLib")
   targetname "nibble"
   files(runtime_sources)
-  if nvcc then links { "fatbin" } end
+  if nvcc then
+    links { "fatbin" }
+    buildoptions { "-DNIB_CUDA", "-isystem", cuda_include, "-Igen" }
+  end
 
 new_project("module", "SharedLib")
   targetprefix ""
@@ -202,3 +229,34 @@ new_project("command", "ConsoleApp")
   -- -E: Lua modules written in C find Lua's functions in the executable.
   linkoptions { "-Wl,-E", lua_libs, edit_libs }
   links { "m", "dl" }
+
+if nvcc then
+  -- The stand-in for the driver, for specs: loaded as libcuda.so.1 where LD_LIBRARY_PATH names its folder. Beside it the Lua
+  -- module `standin`, by which a spec makes calls fail and counts what is alive.
+  local function in_standin()
+    for _, name in ipairs { "release", "debug", "sanitize" } do
+      when(name)
+        targetdir("build/" .. name .. "/standin")
+    end
+    always()
+  end
+
+  new_project("standin", "SharedLib")
+    targetprefix "lib"
+    targetname "cuda"
+    targetextension ".so.1"
+    in_standin()
+    files { "spec/support/cuda/libcuda.c", "spec/support/cuda/faults.c", "spec/support/cuda/memory.c",
+      "spec/support/cuda/stream.c", "spec/support/cuda/capture.c" }
+    buildoptions { "-isystem " .. cuda_include }
+    linkoptions { "-Wl,-soname,libcuda.so.1" }
+    links { "runtime", "m", "dl" }
+
+  new_project("standin_lua", "SharedLib")
+    targetprefix ""
+    targetname "standin"
+    in_standin()
+    files { "spec/support/cuda/lua.c" }
+    buildoptions { lua_cflags }
+    links { "dl" }
+end

@@ -26,10 +26,19 @@ struct nib_backend {
   nib_status (*stream_open)(nib_stream *stream);
   void (*stream_close)(nib_stream *stream);
 
-  nib_status (*launch)(nib_stream *stream, enum nib_kernel kernel, const void *params, size_t bytes);
+  nib_status (*launch)(nib_stream *stream, const struct nib_work *work); /* a user's kernel only if module_load is there */
   nib_status (*call)(nib_stream *stream, nib_status (*function)(void *user), void *user);
   nib_status (*upload)(nib_stream *stream, void *destination, const void *source, size_t bytes); /* source free on return */
   nib_status (*download)(nib_device *device, void *destination, const void *source, size_t bytes); /* writers are done */
+
+  /* Kernels of the user's own; NULL where there are none. `image` ends with a 0 behind its bytes. compile's image belongs to the
+   * caller, who frees it with nib_free. */
+  nib_status (*compile)(nib_device *device, const char *source, const char *const *options, int32_t option_count, char **image,
+                        size_t *bytes);
+  nib_status (*module_load)(nib_device *device, const void *image, size_t bytes, void **out);
+  void (*module_unload)(nib_device *device, void *module);
+  nib_status (*function_find)(nib_device *device, void *module, const char *name, void **function, nib_kernel_attributes *attributes,
+                              struct nib_params_layout *layout);
 
   nib_status (*event_record)(nib_stream *stream, nib_event *event);
   nib_status (*event_wait)(nib_stream *stream, nib_event *event);
@@ -49,5 +58,7 @@ struct nib_backend {
 
 /* Fills devices[0]. */
 nib_status nib_cpu_open(nib_runtime *rt, nib_device *device);
+/* Adds an entry for each GPU, or one that says why there is none. In builds with CUDA. */
+nib_status nib_cuda_probe(nib_runtime *rt);
 
 #endif

@@ -30,7 +30,9 @@ static void plan_destroy(struct nib_deferred *self) {
   nib_runtime *rt = device->runtime;
   if (!rt->closed) device->backend->plan_destroy(plan);
   for (int32_t i = 0; i < plan->node_count; i++) {
-    nib_free(rt, plan->nodes[i].params, plan->nodes[i].bytes);
+    nib_free(rt, plan->nodes[i].params, plan->nodes[i].bytes + 1);
+    if (plan->nodes[i].module) nib_free(rt, (char *)plan->nodes[i].name, strlen(plan->nodes[i].name) + 1);
+    nib_module_release(plan->nodes[i].module);
     nib_free(rt, plan->nodes[i].deps, sizeof(int32_t) * (size_t)plan->nodes[i].dep_count);
   }
   for (int32_t i = 0; i < plan->pin_count; i++) nib_storage_release(plan->pins[i].storage);
@@ -73,30 +75,39 @@ static bool pin(nib_runtime *rt, struct nib_plan *plan, struct nib_storage *stor
   return true;
 }
 
-nib_status nib_record(nib_stream *stream, enum nib_kernel kernel, const void *params, size_t bytes,
-                      const struct nib_access *accesses, int32_t access_count) {
+nib_status nib_record(nib_stream *stream, const struct nib_work *work, const struct nib_access *accesses, int32_t access_count) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
   struct nib_plan *plan = stream->capture->plan;
-  struct nib_node node = { kernel, (uint32_t)bytes, nib_allocate(rt, bytes), NULL, stream->frontier_count };
-  size_t dep_bytes = sizeof(int32_t) * (size_t)stream->frontier_count;
+  size_t dep_bytes = sizeof(int32_t) * (size_t)stream->frontier_count, name_bytes = work->module ? strlen(work->name) + 1 : 0;
+  struct nib_node node = { .kernel = work->kernel, .name = work->name, .bytes = (uint32_t)work->bytes,
+                           .dep_count = stream->frontier_count };
+  node.params = nib_allocate(rt, work->bytes + 1); /* a kernel may have no arguments */
+  char *name = NULL;
   bool ok = node.params != NULL;
   if (ok && dep_bytes > 0) ok = (node.deps = nib_allocate(rt, dep_bytes)) != NULL;
+  if (ok && name_bytes > 0) ok = (name = nib_allocate(rt, name_bytes)) != NULL;
   ok = ok && grow(rt, (void **)&plan->nodes, plan->node_count, &plan->node_capacity, sizeof *plan->nodes);
   ok = ok && grow(rt, (void **)&plan->marks, plan->node_count, &plan->mark_capacity, sizeof *plan->marks);
   ok = ok && grow(rt, (void **)&stream->frontier, 0, &stream->frontier_capacity, sizeof *stream->frontier);
   /* A pin that stays behind after a failure keeps a tensor alive a little longer; nothing else sees it. */
   for (int32_t i = 0; ok && i < access_count; i++)
     if (accesses[i].tensor) ok = pin(rt, plan, accesses[i].tensor->storage, accesses[i].write);
-  nib_status status = ok ? NIB_OK : nib_fail_memory(rt, "graph", bytes + dep_bytes);
-  if (ok && device->backend->captures_natively) status = device->backend->launch(stream, kernel, params, bytes);
+  nib_status status = ok ? NIB_OK : nib_fail_memory(rt, "graph", work->bytes + dep_bytes);
+  if (ok && device->backend->captures_natively) status = device->backend->launch(stream, work);
   if (status != NIB_OK) {
-    nib_free(rt, node.params, bytes);
+    nib_free(rt, node.params, work->bytes + 1);
     nib_free(rt, node.deps, node.deps ? dep_bytes : 0);
+    nib_free(rt, name, name_bytes);
     return status;
   }
-  memcpy(node.params, params, bytes);
+  if (work->bytes) memcpy(node.params, work->params, work->bytes);
   if (dep_bytes) memcpy(node.deps, stream->frontier, dep_bytes);
+  if (work->module) {
+    node.name = memcpy(name, work->name, name_bytes);
+    node.module = work->module;
+    nib_module_retain(work->module);
+  }
   stream->frontier[0] = plan->node_count;
   stream->frontier_count = 1;
   plan->nodes[plan->node_count++] = node;
@@ -201,7 +212,7 @@ static bool same_topology(const struct nib_plan *a, const struct nib_plan *b) {
   if (a->node_count != b->node_count) return false;
   for (int32_t i = 0; i < a->node_count; i++) {
     const struct nib_node *x = &a->nodes[i], *y = &b->nodes[i];
-    if (x->kernel != y->kernel || x->dep_count != y->dep_count) return false;
+    if (x->kernel != y->kernel || x->dep_count != y->dep_count || strcmp(x->name, y->name) != 0) return false;
     for (int32_t k = 0; k < x->dep_count; k++)
       if (x->deps[k] != y->deps[k]) return false;
   }
@@ -292,7 +303,7 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
 }
 
 const char *nib_graph_node_name(const nib_graph *graph, int32_t node) {
-  return node >= 0 && node < graph->plan->node_count ? nib_kernel_names[graph->plan->nodes[node].kernel] : NULL;
+  return node >= 0 && node < graph->plan->node_count ? graph->plan->nodes[node].name : NULL;
 }
 
 int32_t nib_graph_node_deps(const nib_graph *graph, int32_t node, const int32_t **deps) {
@@ -324,7 +335,7 @@ nib_status nib_graph_dot(nib_graph *graph, char *data, size_t size, size_t *need
   append(&text, "digraph nibble {\n  node [shape=box, fontname=\"monospace\"];\n");
   for (int32_t i = 0; i < graph->plan->node_count; i++) {
     const struct nib_node *node = &graph->plan->nodes[i];
-    append(&text, "  n%d [label=\"%d %s\"];\n", (int)i + base, (int)i + base, nib_kernel_names[node->kernel]);
+    append(&text, "  n%d [label=\"%d %s\"];\n", (int)i + base, (int)i + base, node->name);
     for (int32_t k = 0; k < node->dep_count; k++) append(&text, "  n%d -> n%d;\n", (int)node->deps[k] + base, (int)i + base);
   }
   append(&text, "}\n");

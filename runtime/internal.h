@@ -69,7 +69,9 @@ struct nib_event {
 };
 
 struct nib_node {
-  enum nib_kernel kernel;
+  enum nib_kernel kernel; /* NIB_KERNEL_COUNT: a user's */
+  nib_module *module;     /* of a user's kernel, kept alive */
+  const char *name;       /* the user's is the node's own copy */
   uint32_t bytes;
   void *params;
   int32_t *deps;
@@ -131,6 +133,23 @@ struct nib_runtime {
   char error[1024];
 };
 
+/* A kernel to run: one of ours, whose launch the device works out from the params, or a user's. */
+struct nib_work {
+  const char *name;
+  enum nib_kernel kernel; /* NIB_KERNEL_COUNT: a user's */
+  const void *params;
+  size_t bytes;
+  nib_module *module;
+  void *function;
+  uint32_t grid[3], block[3], shared_bytes;
+};
+
+/* Where a user kernel's parameters lie in its argument buffer; count -1: the driver cannot tell. */
+struct nib_params_layout {
+  int32_t count;
+  size_t bytes[NIB_MAX_ARGUMENTS], offset[NIB_MAX_ARGUMENTS];
+};
+
 /* ---- runtime.c ---- */
 void *nib_allocate(nib_runtime *rt, size_t bytes);
 void *nib_allocate_zero(nib_runtime *rt, size_t bytes);
@@ -183,14 +202,19 @@ struct nib_access {
 /* Queues a kernel on the stream, or records it when the stream captures. `operation` is for messages. */
 nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params, size_t bytes,
                       const struct nib_access *accesses, int32_t access_count);
+nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const struct nib_access *accesses,
+                      int32_t access_count);
 /* Refuses streams that cannot take work now: another capture is open on their device and they have not joined it. */
 nib_status nib_check_stream(nib_stream *stream, const char *operation);
 nib_status nib_stream_open_default(nib_device *device);
 nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us);
 
+/* ---- module.c ---- */
+void nib_module_retain(nib_module *module);
+struct nib_uses *nib_module_uses(nib_module *module);
+
 /* ---- graph.c ---- */
-nib_status nib_record(nib_stream *stream, enum nib_kernel kernel, const void *params, size_t bytes,
-                      const struct nib_access *accesses, int32_t access_count);
+nib_status nib_record(nib_stream *stream, const struct nib_work *work, const struct nib_access *accesses, int32_t access_count);
 nib_status nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count);
 void nib_capture_close(nib_device *device); /* ends an open capture without a result */
 extern const char *const nib_kernel_names[NIB_KERNEL_COUNT];

@@ -320,6 +320,56 @@ NIB_API int32_t nib_graph_node_deps(const nib_graph *graph, int32_t node, const 
 /* The graph in Graphviz's language, into text[size] with a final 0; *needed is the length without it. text may be NULL. */
 NIB_API nib_status nib_graph_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
 
+/* ---- Kernels of your own (CUDA devices) ------------------------------------------------------------------------------ */
+
+typedef struct nib_module nib_module;           /* device code: PTX, a cubin or a fatbin */
+typedef struct nib_user_kernel nib_user_kernel; /* a function in it; keeps it alive */
+
+#define NIB_MAX_ARGUMENTS 64
+#define NIB_ARGUMENT_BYTES 4096
+
+/* Compiles CUDA C++ with NVRTC for the device. `options` go to the compiler; nibble's headers ("nvfp4.h" and what it needs) can
+ * be included. UNAVAILABLE when the device runs no user kernels or libnvrtc is not there; INVALID with the compiler's log as the
+ * message when the source does not compile. */
+NIB_API nib_status nib_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
+                               nib_module **out);
+/* Loads PTX, a cubin or a fatbin. */
+NIB_API nib_status nib_module_create(nib_device *device, const void *image, size_t bytes, nib_module **out);
+NIB_API void nib_module_release(nib_module *module); /* NULL is allowed; kernels, graphs and queued launches keep the code */
+NIB_API nib_device *nib_module_device(const nib_module *module);
+/* The kernel of that (extern "C" or mangled) name. */
+NIB_API nib_status nib_module_kernel(nib_module *module, const char *name, nib_user_kernel **out);
+NIB_API void nib_user_kernel_release(nib_user_kernel *kernel); /* NULL is allowed */
+NIB_API nib_device *nib_user_kernel_device(const nib_user_kernel *kernel);
+NIB_API const char *nib_user_kernel_name(const nib_user_kernel *kernel);
+
+typedef struct nib_kernel_attributes {
+  int32_t max_threads; /* in a block */
+  int32_t registers;   /* of a thread */
+  int32_t shared_bytes, constant_bytes, local_bytes;
+  int32_t max_dynamic_shared_bytes;
+  int32_t ptx_version, binary_version; /* 90: 9.0 */
+} nib_kernel_attributes;
+NIB_API nib_kernel_attributes nib_user_kernel_attributes(const nib_user_kernel *kernel);
+/* -1 when the driver cannot tell (before CUDA 12.4): arguments are then not checked. */
+NIB_API int32_t nib_user_kernel_param_count(const nib_user_kernel *kernel);
+NIB_API size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index);
+
+typedef struct nib_argument {
+  nib_tensor *tensor; /* its first element's address is passed; otherwise: */
+  const void *value;
+  size_t bytes;
+} nib_argument;
+
+typedef struct nib_launch_desc {
+  uint32_t grid[3], block[3]; /* >= 1 each */
+  uint32_t shared_bytes;
+  const nib_argument *arguments;
+  int32_t argument_count;
+} nib_launch_desc;
+/* Work of the stream like any operation: asynchronous, capturable; tensors count as read and written. */
+NIB_API nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc);
+
 /* ---- Operations ------------------------------------------------------------------------------------------------------
  * Formats, arithmetic and the meaning of each parameter: README.md, "The formats". All are checked, asynchronous and
  * capturable; descriptors are zero-initialised. Contents that they refuse (bad page indices, scales, positions ...) are

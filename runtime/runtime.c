@@ -207,6 +207,9 @@ nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
   rt->device_count = 1;
   nib_status status = nib_cpu_open(rt, cpu);
   if (status == NIB_OK) status = nib_device_open(cpu);
+#ifdef NIB_CUDA
+  if (status == NIB_OK) status = nib_cuda_probe(rt);
+#endif
   if (status != NIB_OK) {
     nib_runtime_close(rt);
     return status;

@@ -74,24 +74,32 @@ nib_status nib_check_stream(nib_stream *stream, const char *operation) {
 
 /* ---- Work ---------------------------------------------------------------------------------------------------------- */
 
-nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params, size_t bytes,
-                      const struct nib_access *accesses, int32_t access_count) {
+nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const struct nib_access *accesses,
+                      int32_t access_count) {
   nib_device *device = stream->device;
   nib_status status = nib_check_stream(stream, operation);
   if (status != NIB_OK) return status;
-  if (stream->capture) return nib_record(stream, kernel, params, bytes, accesses, access_count);
+  if (stream->capture) return nib_record(stream, work, accesses, access_count);
   for (int32_t i = 0; i < access_count; i++) {
     if (!accesses[i].tensor) continue;
     status = nib_uses_reserve(device->runtime, device, &accesses[i].tensor->storage->deferred.uses);
     if (status != NIB_OK) return status;
   }
-  status = device->backend->launch(stream, kernel, params, bytes);
+  if (work->module) status = nib_uses_reserve(device->runtime, device, nib_module_uses(work->module));
+  if (status == NIB_OK) status = device->backend->launch(stream, work);
   if (status != NIB_OK) return status;
   stream->submitted++;
   for (int32_t i = 0; i < access_count; i++)
     if (accesses[i].tensor)
       nib_uses_add(&accesses[i].tensor->storage->deferred.uses, stream, stream->submitted, accesses[i].write);
+  if (work->module) nib_uses_add(nib_module_uses(work->module), stream, stream->submitted, false);
   return NIB_OK;
+}
+
+nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params, size_t bytes,
+                      const struct nib_access *accesses, int32_t access_count) {
+  struct nib_work work = { .name = nib_kernel_names[kernel], .kernel = kernel, .params = params, .bytes = bytes };
+  return nib_submit(stream, operation, &work, accesses, access_count);
 }
 
 nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user), void *user) {

@@ -30,9 +30,9 @@ static bool memory_free(nib_device *device, void *data, size_t bytes, struct nib
 
 /* ---- Work ---------------------------------------------------------------------------------------------------------------- */
 
-static nib_status launch(nib_stream *stream, enum nib_kernel kernel, const void *params, size_t bytes) {
-  struct nib_cpu_task task = { .kind = NIB_CPU_KERNEL, .kernel = kernel };
-  memcpy(task.as.params, params, bytes);
+static nib_status launch(nib_stream *stream, const struct nib_work *work) {
+  struct nib_cpu_task task = { .kind = NIB_CPU_KERNEL, .kernel = work->kernel };
+  memcpy(task.as.params, work->params, work->bytes);
   return nib_cpu_push(stream, &task);
 }
 

@@ -1,0 +1,99 @@
+/* The CUDA device: what its files share. */
+#ifndef NIB_CUDA_DEVICE_H
+#define NIB_CUDA_DEVICE_H
+
+#include "../backend.h"
+#include "driver.h"
+#include "geometry.h"
+
+/* A point in a stream: an event of the driver, shared by a nib_event and the stream's list of points. */
+struct nib_cuda_point {
+  struct nib_cuda_point *next; /* in the free list */
+  struct nib_cuda_point *older; /* all of the device */
+  CUevent event;
+  uint64_t ticket;
+  int32_t references;
+};
+
+#define NIB_CUDA_POINTS 32
+
+struct nib_cuda_stream {
+  CUstream handle;
+  uint64_t completed;                            /* tickets up to here are known to be done */
+  struct nib_cuda_point *points[NIB_CUDA_POINTS]; /* a ring of the newest, ascending tickets */
+  uint32_t first, count;
+  struct nib_cuda_call *calls; /* newest first */
+  nib_status error;            /* of the first host function that failed since the last wait; atomic */
+};
+
+/* What a plan is on this device. */
+struct nib_cuda_graph {
+  struct nib_cuda_graph *next, *previous; /* all of the device */
+  CUgraph graph;
+  CUgraphExec exec;
+};
+
+struct nib_cuda {
+  struct nib_driver *driver;
+  CUdevice ordinal;
+  int32_t compute_capability; /* 90: 9.0 */
+  CUcontext context;
+  CUmemoryPool pool;
+  CUstream allocations, frees, copies;
+  CUmodule modules[NIB_KERNEL_COUNT]; /* one for each file of kernels/cuda */
+  CUfunction functions[NIB_CUDA_ENTRY_COUNT];
+  struct nib_cuda_point *free_points, *points;
+  struct nib_cuda_graph *graphs;
+  int32_t entered; /* nested nib_cuda_enter */
+  CUstreamCaptureMode mode; /* of the caller's thread, meanwhile */
+  bool lost; /* the context met a fault that only a new process gets rid of */
+  char description[96], reason[192];
+  char name[16];
+};
+
+extern const void *const nib_cuda_images[NIB_KERNEL_COUNT]; /* a fatbin each, images.c */
+
+static inline struct nib_cuda *nib_cuda_of(const nib_device *device) { return device->impl; }
+
+/* Makes the device's context current and the caller's again. In between, this thread may also call what the driver refuses beside
+ * a capture of the same thread (another device's, another runtime's, the host's): our own captures the runtime looks after. */
+bool nib_cuda_enter(nib_device *device);
+void nib_cuda_leave(nib_device *device);
+/* The driver's result as a status; a fault of the context is remembered. `what` names the call. */
+nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what);
+nib_status nib_cuda_lost(nib_device *device);
+
+/* device.c, stream.c, graph.c */
+nib_status nib_cuda_stream_open(nib_stream *stream);
+void nib_cuda_stream_close(nib_stream *stream);
+nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work);
+nib_status nib_cuda_call(nib_stream *stream, nib_status (*function)(void *user), void *user);
+nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event);
+nib_status nib_cuda_event_wait(nib_stream *stream, nib_event *event);
+nib_status nib_cuda_event_elapsed(nib_event *start, nib_event *end, double *milliseconds);
+void nib_cuda_event_destroy(nib_event *event);
+bool nib_cuda_reached(nib_stream *stream, uint64_t ticket);
+nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
+nib_status nib_cuda_take_error(nib_stream *stream);
+struct nib_cuda_point *nib_cuda_point_record(nib_stream *stream, uint64_t ticket);
+
+nib_status nib_cuda_capture_begin(nib_stream *stream, nib_capture_mode mode);
+nib_status nib_cuda_capture_end(nib_stream *stream, struct nib_plan *plan);
+nib_status nib_cuda_plan_prepare(nib_device *device, struct nib_plan *plan, struct nib_plan *replaced);
+nib_status nib_cuda_plan_launch(nib_stream *stream, struct nib_plan *plan);
+void nib_cuda_plan_destroy(struct nib_plan *plan);
+void nib_cuda_graph_destroy(nib_device *device, struct nib_cuda_graph *graph); /* the context is current, or lost */
+
+/* module.c */
+nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count, char **image,
+                            size_t *bytes);
+nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t bytes, void **out);
+void nib_cuda_module_unload(nib_device *device, void *module);
+nib_status nib_cuda_function_find(nib_device *device, void *module, const char *name, void **function, nib_kernel_attributes *attributes,
+                                  struct nib_params_layout *layout);
+
+/* images.c: the headers that a user's source can include, for NVRTC */
+extern const int nib_cuda_header_count;
+extern const char *const nib_cuda_header_names[], *const nib_cuda_header_texts[];
+
+#endif

@@ -1,0 +1,79 @@
+/* The CUDA driver, found at run time: libcuda.so.1 by dlopen, every entry point through cuGetProcAddress with the version of
+ * its signature, so that a newer driver never hands out a function of another shape. cuda.h is needed at build time alone. */
+#ifndef NIB_CUDA_DRIVER_H
+#define NIB_CUDA_DRIVER_H
+
+#include <cudaTypedefs.h>
+
+#include "../internal.h"
+
+/* X(name, version of the signature) */
+#define NIB_DRIVER_LIST(X)            \
+  X(Init, 2000)                       \
+  X(DriverGetVersion, 2020)           \
+  X(DeviceGetCount, 2000)             \
+  X(DeviceGet, 2000)                  \
+  X(DeviceGetName, 2000)              \
+  X(DeviceGetAttribute, 2000)         \
+  X(DeviceTotalMem, 3020)             \
+  X(DevicePrimaryCtxRetain, 7000)     \
+  X(DevicePrimaryCtxRelease, 11000)   \
+  X(CtxPushCurrent, 4000)             \
+  X(CtxPopCurrent, 4000)              \
+  X(GetErrorName, 6000)               \
+  X(GetErrorString, 6000)             \
+  X(ModuleLoadDataEx, 2010)           \
+  X(ModuleUnload, 2000)               \
+  X(ModuleGetFunction, 2000)          \
+  X(FuncGetAttribute, 2020)           \
+  X(FuncSetAttribute, 9000)           \
+  X(LaunchKernel, 4000)               \
+  X(MemPoolCreate, 11020)             \
+  X(MemPoolDestroy, 11020)            \
+  X(MemPoolSetAttribute, 11020)       \
+  X(MemPoolTrimTo, 11020)             \
+  X(MemAllocFromPoolAsync, 11020)     \
+  X(MemFreeAsync, 11020)              \
+  X(MemHostAlloc, 2020)               \
+  X(MemFreeHost, 2000)                \
+  X(MemHostGetDevicePointer, 3020)    \
+  X(MemcpyHtoDAsync, 3020)            \
+  X(MemcpyDtoHAsync, 3020)            \
+  X(StreamCreateWithPriority, 5050)   \
+  X(StreamDestroy, 4000)              \
+  X(StreamSynchronize, 2000)          \
+  X(StreamQuery, 2000)                \
+  X(StreamWaitEvent, 3020)            \
+  X(StreamBeginCapture, 10010)        \
+  X(StreamEndCapture, 10000)          \
+  X(ThreadExchangeStreamCaptureMode, 10010) \
+  X(LaunchHostFunc, 10000)            \
+  X(EventCreate, 2000)                \
+  X(EventDestroy, 4000)               \
+  X(EventRecord, 2000)                \
+  X(EventQuery, 2000)                 \
+  X(EventElapsedTime, 2000)           \
+  X(GraphInstantiateWithFlags, 11040) \
+  X(GraphLaunch, 10000)               \
+  X(GraphUpload, 11010)               \
+  X(GraphExecUpdate, 12000)           \
+  X(GraphExecDestroy, 10000)          \
+  X(GraphDestroy, 10000)
+
+/* What can be done without: NULL where the driver is too old. */
+#define NIB_DRIVER_OPTIONAL_LIST(X) X(FuncGetParamInfo, 12040)
+
+struct nib_driver {
+#define X(name, signature) PFN_cu##name##_v##signature name;
+  NIB_DRIVER_LIST(X)
+  NIB_DRIVER_OPTIONAL_LIST(X)
+#undef X
+  void *library;
+  int version; /* 13000 is CUDA 13.0 */
+};
+
+/* Fills the table and initialises the driver. false: `reason` says in words why there is none. */
+bool nib_driver_open(struct nib_driver *driver, char *reason, size_t size);
+void nib_driver_close(struct nib_driver *driver);
+
+#endif

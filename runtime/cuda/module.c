@@ -1,0 +1,139 @@
+/* Kernels of the user's own on the CUDA device: modules by the driver, sources by NVRTC. */
+#include <dlfcn.h>
+#include <nvrtc.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "device.h"
+
+nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t bytes, void **out) {
+  (void)bytes; /* the driver finds the end by itself; PTX ends with a 0 */
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  if (cuda->lost) return nib_cuda_lost(device);
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  char log[4096] = "";
+  CUjit_option options[] = { CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES };
+  void *values[] = { log, (void *)(uintptr_t)sizeof log };
+  CUmodule module = NULL;
+  CUresult result = cuda->driver->ModuleLoadDataEx(&module, image, 2, options, values);
+  nib_cuda_leave(device);
+  *out = module;
+  if (result == CUDA_SUCCESS || !log[0]) return nib_cuda_check(device, result, "cuModuleLoadDataEx");
+  return nib_fail(device->runtime, NIB_INVALID, "module: image: expected code for this GPU, got what the driver refuses: %.800s", log);
+}
+
+void nib_cuda_module_unload(nib_device *device, void *module) {
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  if (cuda->lost || !nib_cuda_enter(device)) return;
+  cuda->driver->ModuleUnload(module);
+  nib_cuda_leave(device);
+}
+
+nib_status nib_cuda_function_find(nib_device *device, void *module, const char *name, void **function, nib_kernel_attributes *attributes,
+                                  struct nib_params_layout *layout) {
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_driver *driver = cuda->driver;
+  if (cuda->lost) return nib_cuda_lost(device);
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  CUfunction found = NULL;
+  CUresult result = driver->ModuleGetFunction(&found, module, name);
+  const struct {
+    CUfunction_attribute attribute;
+    int32_t *value;
+  } list[] = {
+    { CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, &attributes->max_threads },
+    { CU_FUNC_ATTRIBUTE_NUM_REGS, &attributes->registers },
+    { CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, &attributes->shared_bytes },
+    { CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, &attributes->constant_bytes },
+    { CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, &attributes->local_bytes },
+    { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, &attributes->max_dynamic_shared_bytes },
+    { CU_FUNC_ATTRIBUTE_PTX_VERSION, &attributes->ptx_version },
+    { CU_FUNC_ATTRIBUTE_BINARY_VERSION, &attributes->binary_version },
+  };
+  for (size_t i = 0; result == CUDA_SUCCESS && i < sizeof list / sizeof *list; i++)
+    result = driver->FuncGetAttribute(list[i].value, list[i].attribute, found);
+  layout->count = driver->FuncGetParamInfo ? 0 : -1;
+  if (result == CUDA_SUCCESS && driver->FuncGetParamInfo)
+    while (layout->count < NIB_MAX_ARGUMENTS &&
+           driver->FuncGetParamInfo(found, (size_t)layout->count, &layout->offset[layout->count], &layout->bytes[layout->count]) == CUDA_SUCCESS)
+      layout->count++;
+  nib_cuda_leave(device);
+  *function = found;
+  if (result == CUDA_ERROR_NOT_FOUND)
+    return nib_fail(device->runtime, NIB_INVALID, "module:kernel: name: expected a kernel of the module (extern \"C\" or mangled), got \"%.100s\"", name);
+  return nib_cuda_check(device, result, "cuModuleGetFunction");
+}
+
+/* ---- NVRTC ------------------------------------------------------------------------------------------------------------ */
+
+struct nvrtc {
+  void *library;
+  __typeof__(nvrtcCreateProgram) *create;
+  __typeof__(nvrtcDestroyProgram) *destroy;
+  __typeof__(nvrtcCompileProgram) *compile;
+  __typeof__(nvrtcGetCUBINSize) *cubin_size;
+  __typeof__(nvrtcGetCUBIN) *cubin;
+  __typeof__(nvrtcGetProgramLogSize) *log_size;
+  __typeof__(nvrtcGetProgramLog) *log;
+  __typeof__(nvrtcGetErrorString) *error;
+};
+
+static nib_status open_nvrtc(nib_runtime *rt, struct nvrtc *nvrtc) {
+  static const char *const names[] = { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so" };
+  memset(nvrtc, 0, sizeof *nvrtc);
+  for (size_t i = 0; !nvrtc->library && i < sizeof names / sizeof *names; i++) nvrtc->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+  if (!nvrtc->library)
+    return nib_fail(rt, NIB_UNAVAILABLE, "compile: NVRTC is not on this machine (libnvrtc.so.13 not found; the CUDA Toolkit has it)");
+  const struct {
+    void *pointer;
+    const char *name;
+  } list[] = {
+    { &nvrtc->create, "nvrtcCreateProgram" },       { &nvrtc->destroy, "nvrtcDestroyProgram" },
+    { &nvrtc->compile, "nvrtcCompileProgram" },     { &nvrtc->cubin_size, "nvrtcGetCUBINSize" },
+    { &nvrtc->cubin, "nvrtcGetCUBIN" },             { &nvrtc->log_size, "nvrtcGetProgramLogSize" },
+    { &nvrtc->log, "nvrtcGetProgramLog" },          { &nvrtc->error, "nvrtcGetErrorString" },
+  };
+  for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+    void *symbol = dlsym(nvrtc->library, list[i].name);
+    if (!symbol) return nib_fail(rt, NIB_UNAVAILABLE, "compile: the NVRTC of this machine lacks %s", list[i].name);
+    memcpy(list[i].pointer, &symbol, sizeof symbol);
+  }
+  return NIB_OK;
+}
+
+/* The compiler's log into the message, from its first line on. */
+static nib_status fail_with_log(nib_runtime *rt, const struct nvrtc *nvrtc, nvrtcProgram program, nvrtcResult result) {
+  size_t size = 0;
+  char *log = nvrtc->log_size(program, &size) == NVRTC_SUCCESS && size > 1 ? nib_allocate_zero(rt, size + 1) : NULL;
+  if (log) nvrtc->log(program, log);
+  nib_status status = nib_fail(rt, NIB_INVALID, "compile: source: expected CUDA C++ that compiles, got %s:\n%s", nvrtc->error(result), log ? log : "");
+  nib_free(rt, log, size + 1);
+  return status;
+}
+
+nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count, char **image, size_t *bytes) {
+  nib_runtime *rt = device->runtime;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nvrtc nvrtc;
+  nib_status status = open_nvrtc(rt, &nvrtc);
+  if (status != NIB_OK) return status;
+  char architecture[32];
+  snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d", cuda->compute_capability);
+  const char *all[NIB_MAX_ARGUMENTS + 2] = { architecture, "--fmad=false" };
+  if (option_count < 0 || option_count > NIB_MAX_ARGUMENTS)
+    return nib_fail(rt, NIB_INVALID, "compile: options: expected at most %d, got %d", NIB_MAX_ARGUMENTS, (int)option_count);
+  for (int32_t i = 0; i < option_count; i++) all[2 + i] = options[i];
+  nvrtcProgram program = NULL;
+  nvrtcResult result = nvrtc.create(&program, source, "source.cu", nib_cuda_header_count, nib_cuda_header_texts, nib_cuda_header_names);
+  if (result != NVRTC_SUCCESS) return nib_fail(rt, NIB_MEMORY, "compile: NVRTC: expected success, got %s", nvrtc.error(result));
+  result = nvrtc.compile(program, option_count + 2, all);
+  if (result != NVRTC_SUCCESS) {
+    status = fail_with_log(rt, &nvrtc, program, result);
+  } else if (nvrtc.cubin_size(program, bytes) != NVRTC_SUCCESS || !(*image = nib_allocate(rt, *bytes))) {
+    status = nib_fail_memory(rt, "compile", *bytes);
+  } else {
+    nvrtc.cubin(program, *image);
+  }
+  nvrtc.destroy(&program);
+  return status;
+}

@@ -1,0 +1,314 @@
+/* Streams and events of the CUDA device. */
+#define _POSIX_C_SOURCE 200809L
+#include <string.h>
+#include <time.h>
+
+#include "device.h"
+
+static struct nib_cuda_stream *stream_of(const nib_stream *stream) { return stream->impl; }
+
+struct nib_cuda_call {
+  struct nib_cuda_call *next;
+  struct nib_cuda_stream *stream;
+  nib_status (*function)(void *user);
+  void *user;
+  bool done; /* atomic */
+};
+
+/* ---- Points ------------------------------------------------------------------------------------------------------------- */
+
+static void point_release(nib_device *device, struct nib_cuda_point *point) {
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  if (--point->references > 0) return;
+  point->next = cuda->free_points;
+  cuda->free_points = point;
+}
+
+static struct nib_cuda_point *point_create(nib_device *device) {
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_cuda_point *point = cuda->free_points;
+  if (point) {
+    cuda->free_points = point->next;
+  } else {
+    point = nib_allocate_zero(device->runtime, sizeof *point);
+    if (!point) {
+      nib_fail_memory(device->runtime, "event", sizeof *point);
+      return NULL;
+    }
+    CUresult result = cuda->driver->EventCreate(&point->event, CU_EVENT_DEFAULT);
+    if (result != CUDA_SUCCESS) {
+      nib_cuda_check(device, result, "cuEventCreate");
+      nib_free(device->runtime, point, sizeof *point);
+      return NULL;
+    }
+    point->older = cuda->points;
+    cuda->points = point;
+  }
+  point->references = 1;
+  return point;
+}
+
+/* Takes what is known to be done off the ring: the stream's points complete in order. An error of the driver tells nothing about
+ * the work. */
+static CUresult poll_points(nib_stream *stream) {
+  struct nib_cuda_stream *own = stream_of(stream);
+  struct nib_cuda *cuda = nib_cuda_of(stream->device);
+  while (own->count > 0) {
+    struct nib_cuda_point *point = own->points[own->first];
+    CUresult result = cuda->driver->EventQuery(point->event);
+    if (result != CUDA_SUCCESS) return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result;
+    if (point->ticket > own->completed) own->completed = point->ticket;
+    own->first = (own->first + 1) % NIB_CUDA_POINTS;
+    own->count--;
+    point_release(stream->device, point);
+  }
+  return CUDA_SUCCESS;
+}
+
+/* A point behind the stream's work so far; the ring keeps it, the caller may retain it. NULL: no event, the message is set.
+ * The context is current. */
+struct nib_cuda_point *nib_cuda_point_record(nib_stream *stream, uint64_t ticket) {
+  struct nib_cuda_stream *own = stream_of(stream);
+  struct nib_cuda *cuda = nib_cuda_of(stream->device);
+  if (own->count == NIB_CUDA_POINTS) poll_points(stream);
+  if (own->count == NIB_CUDA_POINTS) { /* the oldest is forgotten; a later one tells as much, only later */
+    point_release(stream->device, own->points[own->first]);
+    own->first = (own->first + 1) % NIB_CUDA_POINTS;
+    own->count--;
+  }
+  struct nib_cuda_point *point = point_create(stream->device);
+  if (!point) return NULL;
+  CUresult result = cuda->driver->EventRecord(point->event, own->handle);
+  if (result != CUDA_SUCCESS) {
+    nib_cuda_check(stream->device, result, "cuEventRecord");
+    point_release(stream->device, point);
+    return NULL;
+  }
+  point->ticket = ticket;
+  own->points[(own->first + own->count++) % NIB_CUDA_POINTS] = point;
+  return point;
+}
+
+/* ---- Streams ------------------------------------------------------------------------------------------------------------ */
+
+nib_status nib_cuda_stream_open(nib_stream *stream) {
+  nib_device *device = stream->device;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  if (cuda->lost) return nib_cuda_lost(device);
+  struct nib_cuda_stream *own = nib_allocate_zero(device->runtime, sizeof *own);
+  if (!own) return nib_fail_memory(device->runtime, "stream", sizeof *own);
+  if (!nib_cuda_enter(device)) {
+    nib_free(device->runtime, own, sizeof *own);
+    return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  }
+  /* Never the legacy stream, nor one that waits for it. */
+  CUresult result = cuda->driver->StreamCreateWithPriority(&own->handle, CU_STREAM_NON_BLOCKING, stream->priority);
+  nib_cuda_leave(device);
+  if (result != CUDA_SUCCESS) {
+    nib_free(device->runtime, own, sizeof *own);
+    return nib_cuda_check(device, result, "cuStreamCreateWithPriority");
+  }
+  stream->impl = own;
+  return NIB_OK;
+}
+
+void nib_cuda_stream_close(nib_stream *stream) {
+  nib_device *device = stream->device;
+  struct nib_cuda_stream *own = stream_of(stream);
+  while (own->count > 0) {
+    point_release(device, own->points[own->first]);
+    own->first = (own->first + 1) % NIB_CUDA_POINTS;
+    own->count--;
+  }
+  if (nib_cuda_enter(device)) {
+    nib_cuda_of(device)->driver->StreamDestroy(own->handle);
+    nib_cuda_leave(device);
+  }
+  while (own->calls) { /* the stream's work is done, or nothing will do it */
+    struct nib_cuda_call *call = own->calls;
+    own->calls = call->next;
+    nib_free(device->runtime, call, sizeof *call);
+  }
+  nib_free(device->runtime, own, sizeof *own);
+  stream->impl = NULL;
+}
+
+nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
+  nib_device *device = stream->device;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  if (cuda->lost) return nib_cuda_lost(device);
+  struct nib_cuda_geometry g = { .grid = { work->grid[0], work->grid[1], work->grid[2] },
+                                 .block = { work->block[0], work->block[1], work->block[2] },
+                                 .shared_bytes = work->shared_bytes };
+  CUfunction function = work->function;
+  if (!function) {
+    nib_cuda_geometry(work->kernel, work->params, device->info.processors, &g);
+    function = cuda->functions[g.entry];
+  }
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  CUresult result = CUDA_SUCCESS;
+  if (work->function && g.shared_bytes > 48 * 1024) /* more has to be asked for */
+    result = cuda->driver->FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)g.shared_bytes);
+  size_t bytes = work->bytes;
+  void *config[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, (void *)work->params, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
+  if (result == CUDA_SUCCESS)
+    result = cuda->driver->LaunchKernel(function, g.grid[0], g.grid[1], g.grid[2], g.block[0], g.block[1], g.block[2], g.shared_bytes,
+                                        stream_of(stream)->handle, NULL, bytes ? config : NULL);
+  nib_cuda_leave(device);
+  return nib_cuda_check(device, result, work->name);
+}
+
+/* ---- Host functions ------------------------------------------------------------------------------------------------------- */
+
+/* On a thread of the driver. */
+static void run_call(void *argument) {
+  struct nib_cuda_call *call = argument;
+  nib_status status = call->function(call->user), none = NIB_OK;
+  if (status != NIB_OK)
+    __atomic_compare_exchange_n(&call->stream->error, &none, status, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+  __atomic_store_n(&call->done, true, __ATOMIC_RELEASE);
+}
+
+/* Calls are done in order, so that all behind the newest one that is done are done. */
+static void free_calls(nib_device *device, struct nib_cuda_call **calls) {
+  while (*calls && !__atomic_load_n(&(*calls)->done, __ATOMIC_ACQUIRE)) calls = &(*calls)->next;
+  while (*calls) {
+    struct nib_cuda_call *call = *calls;
+    *calls = call->next;
+    nib_free(device->runtime, call, sizeof *call);
+  }
+}
+
+nib_status nib_cuda_call(nib_stream *stream, nib_status (*function)(void *user), void *user) {
+  nib_device *device = stream->device;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_cuda_stream *own = stream_of(stream);
+  if (cuda->lost) return nib_cuda_lost(device);
+  free_calls(device, &own->calls);
+  struct nib_cuda_call *call = nib_allocate(device->runtime, sizeof *call);
+  if (!call) return nib_fail_memory(device->runtime, "stream:call", sizeof *call);
+  *call = (struct nib_cuda_call){ own->calls, own, function, user, false };
+  CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+  if (nib_cuda_enter(device)) {
+    result = cuda->driver->LaunchHostFunc(own->handle, run_call, call);
+    nib_cuda_leave(device);
+  }
+  if (result == CUDA_SUCCESS)
+    own->calls = call;
+  else
+    nib_free(device->runtime, call, sizeof *call);
+  return nib_cuda_check(device, result, "cuLaunchHostFunc");
+}
+
+nib_status nib_cuda_take_error(nib_stream *stream) {
+  nib_device *device = stream->device;
+  struct nib_cuda_stream *own = stream_of(stream);
+  if (nib_cuda_of(device)->lost) return nib_cuda_lost(device);
+  nib_status error = __atomic_exchange_n(&own->error, NIB_OK, __ATOMIC_ACQ_REL);
+  if (error == NIB_OK) return NIB_OK;
+  return nib_fail(device->runtime, NIB_STREAM, "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
+                  (unsigned long long)stream->id, nib_status_name(error), nib_status_text(error));
+}
+
+/* ---- Waiting ---------------------------------------------------------------------------------------------------------------- */
+
+bool nib_cuda_reached(nib_stream *stream, uint64_t ticket) {
+  nib_device *device = stream->device;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_cuda_stream *own = stream_of(stream);
+  if (!own || cuda->lost || ticket <= own->completed) return true;
+  if (device->capture || !nib_cuda_enter(device)) return false; /* a query would break the capture */
+  CUresult result = poll_points(stream);
+  if (result == CUDA_SUCCESS && ticket > own->completed) {
+    result = cuda->driver->StreamQuery(own->handle);
+    if (result == CUDA_SUCCESS) own->completed = stream->submitted;
+  }
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) nib_cuda_check(device, result, "cuStreamQuery");
+  nib_cuda_leave(device);
+  return cuda->lost || ticket <= own->completed;
+}
+
+nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us) {
+  nib_device *device = stream->device;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_cuda_stream *own = stream_of(stream);
+  if (!cuda->lost && nib_cuda_reached(stream, ticket) && !cuda->lost) return NIB_OK;
+  if (cuda->lost) return nib_cuda_lost(device);
+  if (timeout_us == 0) return NIB_TIMEOUT;
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  bool behind = false; /* whether some point tells when the ticket is done */
+  for (uint32_t i = 0; i < own->count; i++) behind |= own->points[(own->first + i) % NIB_CUDA_POINTS]->ticket >= ticket;
+  if (!behind) behind = nib_cuda_point_record(stream, stream->submitted) != NULL;
+  int64_t start = nib_now_us(), spent = 0;
+  CUresult result = CUDA_SUCCESS;
+  while (own->completed < ticket && (timeout_us < 0 || spent < timeout_us)) {
+    result = poll_points(stream);
+    if (result == CUDA_SUCCESS && !behind) { /* no event to be had: all of the stream's work has to be done */
+      result = cuda->driver->StreamQuery(own->handle);
+      if (result == CUDA_SUCCESS) own->completed = stream->submitted;
+      if (result == CUDA_ERROR_NOT_READY) result = CUDA_SUCCESS;
+    }
+    if (own->completed >= ticket || result != CUDA_SUCCESS) break;
+    spent = nib_now_us() - start;
+    /* Spin while a kernel may be about to end, then leave the processor to others. */
+    if (spent > 100) nanosleep(&(struct timespec){ .tv_nsec = spent < 2000 ? 10000 : 100000 }, NULL);
+  }
+  if (result == CUDA_SUCCESS) result = cuda->driver->StreamQuery(own->handle); /* a lost context shows here at the latest */
+  nib_cuda_leave(device);
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) return nib_cuda_check(device, result, "cuStreamQuery");
+  return own->completed >= ticket ? NIB_OK : NIB_TIMEOUT;
+}
+
+/* ---- Events ----------------------------------------------------------------------------------------------------------------- */
+
+nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event) {
+  nib_device *device = stream->device;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  if (cuda->lost) return nib_cuda_lost(device);
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  struct nib_cuda_point *point;
+  if (stream->capture) { /* of the graph: it never completes, so that it is no point of the stream */
+    point = point_create(device);
+    CUresult result = point ? cuda->driver->EventRecord(point->event, stream_of(stream)->handle) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS) {
+      point_release(device, point);
+      point = NULL;
+      nib_cuda_check(device, result, "cuEventRecord");
+    }
+  } else {
+    point = nib_cuda_point_record(stream, stream->submitted + 1);
+    if (point) point->references++;
+  }
+  nib_cuda_leave(device);
+  event->impl = point;
+  return point ? NIB_OK : cuda->lost ? NIB_LOST : NIB_MEMORY;
+}
+
+nib_status nib_cuda_event_wait(nib_stream *stream, nib_event *event) {
+  nib_device *device = stream->device;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_cuda_point *point = event->impl;
+  if (cuda->lost) return nib_cuda_lost(device);
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  CUresult result = cuda->driver->StreamWaitEvent(stream_of(stream)->handle, point->event, 0);
+  nib_cuda_leave(device);
+  return nib_cuda_check(device, result, "cuStreamWaitEvent");
+}
+
+nib_status nib_cuda_event_elapsed(nib_event *start, nib_event *end, double *milliseconds) {
+  nib_device *device = nib_event_device(start);
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_cuda_point *first = start->impl, *last = end->impl;
+  float elapsed = 0;
+  if (cuda->lost) return nib_cuda_lost(device);
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  CUresult result = cuda->driver->EventElapsedTime(&elapsed, first->event, last->event);
+  nib_cuda_leave(device);
+  *milliseconds = elapsed;
+  return nib_cuda_check(device, result, "cuEventElapsedTime");
+}
+
+void nib_cuda_event_destroy(nib_event *event) {
+  if (event->impl) point_release(nib_event_device(event), event->impl);
+  event->impl = NULL;
+}

@@ -1,0 +1,199 @@
+/* Kernels of the user's own: modules of device code and launches of what is in them. */
+#include <string.h>
+
+#include "backend.h"
+
+/* Its deferred uses are the launches of its kernels. */
+struct nib_module {
+  struct nib_deferred deferred;
+  int32_t references; /* handles, kernels and graph nodes */
+  void *impl;         /* the device's */
+};
+
+struct nib_user_kernel {
+  nib_module *module;
+  void *impl; /* the device's function */
+  char *name;
+  nib_kernel_attributes attributes;
+  struct nib_params_layout layout;
+};
+
+static void module_destroy(struct nib_deferred *self) {
+  nib_module *module = (nib_module *)self;
+  nib_runtime *rt = self->device->runtime;
+  if (!rt->closed) self->device->backend->module_unload(self->device, module->impl);
+  nib_uses_free(rt, &self->uses);
+  nib_free(rt, module, sizeof *module);
+  nib_handle_removed(rt);
+}
+
+void nib_module_retain(nib_module *module) { module->references++; }
+struct nib_uses *nib_module_uses(nib_module *module) { return &module->deferred.uses; }
+
+void nib_module_release(nib_module *module) {
+  if (module && --module->references == 0) nib_defer(&module->deferred);
+}
+
+/* An available device that runs user kernels, opened. */
+static nib_status check_device(nib_device *device, const char *operation) {
+  nib_status status = nib_enter(device->runtime);
+  if (status != NIB_OK) return status;
+  if (!device->backend->module_load)
+    return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: device: expected a CUDA device, got %s", operation, device->info.name);
+  return nib_device_open(device);
+}
+
+nib_status nib_module_create(nib_device *device, const void *image, size_t bytes, nib_module **out) {
+  nib_runtime *rt = device->runtime;
+  *out = NULL;
+  nib_status status = check_device(device, "module");
+  if (status == NIB_OK) status = nib_check_not_capturing(device, "module");
+  if (status != NIB_OK) return status;
+  /* The driver reads PTX up to a final 0. */
+  char *copy = nib_allocate(rt, bytes + 1);
+  nib_module *module = copy ? nib_allocate_zero(rt, sizeof *module) : NULL;
+  if (!module) {
+    nib_free(rt, copy, bytes + 1);
+    return nib_fail_memory(rt, "module", bytes);
+  }
+  if (bytes) memcpy(copy, image, bytes);
+  copy[bytes] = 0;
+  status = device->backend->module_load(device, copy, bytes, &module->impl);
+  nib_free(rt, copy, bytes + 1);
+  if (status != NIB_OK) {
+    nib_free(rt, module, sizeof *module);
+    return status;
+  }
+  module->deferred.device = device;
+  module->deferred.destroy = module_destroy;
+  module->references = 1;
+  nib_handle_added(rt);
+  *out = module;
+  return NIB_OK;
+}
+
+nib_device *nib_module_device(const nib_module *module) { return module->deferred.device; }
+
+nib_status nib_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count, nib_module **out) {
+  nib_runtime *rt = device->runtime;
+  *out = NULL;
+  nib_status status = check_device(device, "compile");
+  if (status == NIB_OK) status = nib_check_not_capturing(device, "compile");
+  char *image = NULL;
+  size_t bytes = 0;
+  if (status == NIB_OK) status = device->backend->compile(device, source, options, option_count, &image, &bytes);
+  if (status == NIB_OK) status = nib_module_create(device, image, bytes, out);
+  nib_free(rt, image, bytes);
+  return status;
+}
+
+nib_status nib_module_kernel(nib_module *module, const char *name, nib_user_kernel **out) {
+  nib_device *device = module->deferred.device;
+  nib_runtime *rt = device->runtime;
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  nib_user_kernel *kernel = nib_allocate_zero(rt, sizeof *kernel);
+  char *copy = kernel ? nib_allocate(rt, strlen(name) + 1) : NULL;
+  if (!copy) {
+    nib_free(rt, kernel, sizeof *kernel);
+    return nib_fail_memory(rt, "module:kernel", sizeof *kernel);
+  }
+  status = device->backend->function_find(device, module->impl, name, &kernel->impl, &kernel->attributes, &kernel->layout);
+  if (status != NIB_OK) {
+    nib_free(rt, copy, strlen(name) + 1);
+    nib_free(rt, kernel, sizeof *kernel);
+    return status;
+  }
+  memcpy(copy, name, strlen(name) + 1);
+  kernel->name = copy;
+  kernel->module = module;
+  nib_module_retain(module);
+  nib_handle_added(rt);
+  *out = kernel;
+  return NIB_OK;
+}
+
+void nib_user_kernel_release(nib_user_kernel *kernel) {
+  if (!kernel) return;
+  nib_runtime *rt = kernel->module->deferred.device->runtime;
+  nib_module_release(kernel->module);
+  nib_free(rt, kernel->name, strlen(kernel->name) + 1);
+  nib_free(rt, kernel, sizeof *kernel);
+  nib_handle_removed(rt);
+}
+
+nib_device *nib_user_kernel_device(const nib_user_kernel *kernel) { return kernel->module->deferred.device; }
+const char *nib_user_kernel_name(const nib_user_kernel *kernel) { return kernel->name; }
+nib_kernel_attributes nib_user_kernel_attributes(const nib_user_kernel *kernel) { return kernel->attributes; }
+int32_t nib_user_kernel_param_count(const nib_user_kernel *kernel) { return kernel->layout.count; }
+
+size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index) {
+  return index >= 0 && index < kernel->layout.count ? kernel->layout.bytes[index] : 0;
+}
+
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
+
+static nib_status check_extent(nib_stream *stream, const char *name, const uint32_t size[3], uint64_t most) {
+  uint64_t product = 1;
+  for (int i = 0; i < 3; i++) {
+    if (size[i] == 0) return nib_fail(stream->device->runtime, NIB_INVALID, "kernel:launch: %s: expected sizes >= 1, got 0", name);
+    product *= size[i];
+  }
+  if (product <= most) return NIB_OK;
+  return nib_fail(stream->device->runtime, NIB_INVALID, "kernel:launch: %s: expected at most %llu threads, got %llu", name,
+                  (unsigned long long)most, (unsigned long long)product);
+}
+
+/* The parameters as the driver wants them, in one buffer; without a layout from the driver each is aligned to its own size. */
+static nib_status pack(nib_runtime *rt, const nib_user_kernel *kernel, const nib_argument *arguments, int32_t count, unsigned char *buffer,
+                       size_t *bytes) {
+  const struct nib_params_layout *layout = &kernel->layout;
+  if (layout->count >= 0 && count != layout->count)
+    return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %d arguments for %s, got %d", (int)layout->count, kernel->name, (int)count);
+  *bytes = 0;
+  for (int32_t i = 0; i < count; i++) {
+    const nib_argument *argument = &arguments[i];
+    void *pointer = argument->tensor ? nib_tensor_data(argument->tensor) : NULL;
+    const void *value = argument->tensor ? (const void *)&pointer : argument->value;
+    size_t size = argument->tensor ? sizeof pointer : argument->bytes;
+    if (layout->count >= 0 && size != layout->bytes[i])
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %zu bytes for parameter %lld of %s, got %zu%s", layout->bytes[i],
+                      (long long)i + rt->config.index_base, kernel->name, size, argument->tensor ? " (a tensor's pointer)" : "");
+    size_t offset = layout->count >= 0 ? layout->offset[i] : (*bytes + size - 1) / (size ? size : 1) * size;
+    if (size == 0 || offset + size > NIB_ARGUMENT_BYTES)
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d bytes of arguments, got %zu", NIB_ARGUMENT_BYTES, offset + size);
+    memcpy(buffer + offset, value, size);
+    if (*bytes < offset + size) *bytes = offset + size;
+  }
+  return NIB_OK;
+}
+
+nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  nib_status status = nib_check_stream(stream, "kernel:launch");
+  if (status != NIB_OK) return status;
+  if (kernel->module->deferred.device != device)
+    return nib_fail(rt, NIB_INVALID, "kernel:launch: stream: expected a stream of %s, got one of %s",
+                    kernel->module->deferred.device->info.name, device->info.name);
+  if (desc->argument_count < 0 || desc->argument_count > NIB_MAX_ARGUMENTS)
+    return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d arguments, got %d", NIB_MAX_ARGUMENTS, (int)desc->argument_count);
+  status = check_extent(stream, "grid", desc->grid, UINT64_MAX);
+  if (status == NIB_OK) status = check_extent(stream, "block", desc->block, (uint64_t)kernel->attributes.max_threads);
+  struct nib_access accesses[NIB_MAX_ARGUMENTS];
+  for (int32_t i = 0; status == NIB_OK && i < desc->argument_count; i++) {
+    nib_tensor *tensor = desc->arguments[i].tensor;
+    accesses[i] = (struct nib_access){ tensor, true }; /* what a kernel does with a pointer is its own affair */
+    if (tensor && nib_tensor_dev(tensor) != device)
+      status = nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected tensors on %s, got one on %s as argument %lld", device->info.name,
+                        nib_tensor_dev(tensor)->info.name, (long long)i + rt->config.index_base);
+  }
+  unsigned char buffer[NIB_ARGUMENT_BYTES] = { 0 };
+  struct nib_work work = { .name = kernel->name, .kernel = NIB_KERNEL_COUNT, .module = kernel->module, .function = kernel->impl, .params = buffer,
+                           .shared_bytes = desc->shared_bytes };
+  memcpy(work.grid, desc->grid, sizeof work.grid);
+  memcpy(work.block, desc->block, sizeof work.block);
+  if (status == NIB_OK) status = pack(rt, kernel, desc->arguments, desc->argument_count, buffer, &work.bytes);
+  return status == NIB_OK ? nib_submit(stream, "kernel:launch", &work, accesses, desc->argument_count) : status;
+}
