@@ -46,6 +46,7 @@ void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_devic
 
 /* ---- Memory and waits -------------------------------------------------------------------------------------------- */
 
+#define MOST_STREAMS 64 /* that are worth a full collection, too */
 #define LEAST_COLLECTION ((uint64_t)64 << 20) /* bytes of new tensors that are worth a full collection */
 
 void nib_lua_collect(lua_State *L) {
@@ -54,6 +55,7 @@ void nib_lua_collect(lua_State *L) {
   lua_gc(L, LUA_GCCOLLECT);
   state->busy--;
   state->fresh_bytes = state->kept_bytes = 0;
+  state->fresh_streams = 0;
   for (int32_t i = 0; state->runtime && i < nib_device_count(state->runtime); i++) {
     nib_device *device = nib_device_at(state->runtime, i);
     if (nib_device_get_info(device)->available) state->kept_bytes += nib_device_memory(device).used_bytes;
@@ -68,6 +70,11 @@ void nib_lua_account(lua_State *L, const nib_tensor *tensor) {
   if (state->fresh_bytes <= LEAST_COLLECTION || state->fresh_bytes <= state->kept_bytes) return;
   /* Not while a finalizer runs, and not when the script has stopped the collector. */
   if (lua_gc(L, LUA_GCISRUNNING) == 1) nib_lua_collect(L);
+}
+
+void nib_lua_account_stream(lua_State *L) {
+  nib_lua_state *state = nib_lua_get_state(L);
+  if (++state->fresh_streams > MOST_STREAMS && lua_gc(L, LUA_GCISRUNNING) == 1) nib_lua_collect(L);
 }
 
 void nib_lua_tick(lua_State *L) {
@@ -181,6 +188,8 @@ static const luaL_Reg functions[] = {
   { "memory", memory },
   { "synchronize", synchronize },
   { "check_faults", check_faults },
+  { "compile", nib_lua_compile },
+  { "module", nib_lua_load_module },
   { "stream", nib_lua_new_stream },
   { "current_stream", nib_lua_get_current_stream },
   { "tensor", nib_lua_new_tensor },
@@ -281,6 +290,7 @@ int luaopen_nibble(lua_State *L) {
   nib_lua_open_tensor(L, state, state_index);
   nib_lua_open_stream(L, state, state_index);
   nib_lua_open_graph(L, state, state_index);
+  nib_lua_open_kernel(L, state, state_index);
 
   lua_newtable(L);
   lua_pushvalue(L, state_index);

@@ -11,7 +11,15 @@
 #include "../runtime/nibble.h"
 #include "nibble_lua.h"
 
-typedef enum nib_lua_class { NIB_LUA_TENSOR, NIB_LUA_STREAM, NIB_LUA_EVENT, NIB_LUA_GRAPH, NIB_LUA_CLASS_COUNT } nib_lua_class;
+typedef enum nib_lua_class {
+  NIB_LUA_TENSOR,
+  NIB_LUA_STREAM,
+  NIB_LUA_EVENT,
+  NIB_LUA_GRAPH,
+  NIB_LUA_CODE, /* "module" */
+  NIB_LUA_KERNEL,
+  NIB_LUA_CLASS_COUNT
+} nib_lua_class;
 
 /* The userdata of all classes. */
 typedef struct nib_lua_object {
@@ -21,6 +29,8 @@ typedef struct nib_lua_object {
     nib_stream *stream;
     nib_event *event;
     nib_graph *graph;
+    nib_module *module;
+    nib_user_kernel *kernel;
   };
   nib_lua_class class;
   bool closed; /* closed while a C function may still use the handle; the collector releases it */
@@ -41,6 +51,7 @@ typedef struct nib_lua_state {
   nib_lua_scope *scope; /* the innermost */
   uint64_t fresh_bytes; /* of tensors made since the last full collection */
   uint64_t kept_bytes;  /* of tensors alive after it */
+  int fresh_streams;    /* made since then: each has a thread or more of the driver */
   uint64_t next_seed;
   int busy; /* Lua code runs (a finalizer or a hook) while a C function of the module holds handles */
 } nib_lua_state;
@@ -68,7 +79,8 @@ const char *nib_lua_push_message(lua_State *L, const char *operation, nib_status
 nib_runtime *nib_lua_runtime(lua_State *L, const char *operation);
 /* Runs a full collection, which releases the tensors that nobody holds. */
 void nib_lua_collect(lua_State *L);
-/* Tells the collector about a new tensor's storage. */
+/* Tells the collector about a new stream, and about a new tensor's storage. */
+void nib_lua_account_stream(lua_State *L);
 void nib_lua_account(lua_State *L, const nib_tensor *tensor);
 /* Calls a small Lua function, so that a hook that a signal handler has set (Ctrl-C) can raise its error during a wait. */
 void nib_lua_tick(lua_State *L);
@@ -136,6 +148,11 @@ int nib_lua_get_current_stream(lua_State *L);
 /* ---- graph.c ---- */
 int nib_lua_stream_capture(lua_State *L);
 void nib_lua_open_graph(lua_State *L, nib_lua_state *state, int state_index);
+
+/* ---- kernel.c ---- */
+int nib_lua_compile(lua_State *L);
+int nib_lua_load_module(lua_State *L);
+void nib_lua_open_kernel(lua_State *L, nib_lua_state *state, int state_index);
 
 /* ---- tensor.c, tensor_create.c, tensor_data.c, tensor_print.c ---- */
 

@@ -4,7 +4,7 @@
 
 #include "args.h"
 
-const char *const nib_lua_class_names[NIB_LUA_CLASS_COUNT] = { "tensor", "stream", "event", "graph" };
+const char *const nib_lua_class_names[NIB_LUA_CLASS_COUNT] = { "tensor", "stream", "event", "graph", "module", "kernel" };
 
 nib_lua_object *nib_lua_test(lua_State *L, int index, nib_lua_class class) {
   if (lua_type(L, index) != LUA_TUSERDATA || !lua_getmetatable(L, index)) return NULL;
@@ -48,7 +48,9 @@ void nib_lua_release(nib_lua_object *object) {
   case NIB_LUA_TENSOR: nib_tensor_release(handle); break;
   case NIB_LUA_STREAM: nib_stream_release(handle); break; /* does nothing for a default stream */
   case NIB_LUA_EVENT: nib_event_release(handle); break;
-  default: nib_graph_release(handle); break;
+  case NIB_LUA_GRAPH: nib_graph_release(handle); break;
+  case NIB_LUA_CODE: nib_module_release(handle); break;
+  default: nib_user_kernel_release(handle); break;
   }
 }
 
@@ -117,7 +119,9 @@ static nib_device *device_of(const nib_lua_object *object) {
   case NIB_LUA_TENSOR: return nib_tensor_device(object->tensor);
   case NIB_LUA_STREAM: return nib_stream_device(object->stream);
   case NIB_LUA_EVENT: return nib_event_device(object->event);
-  default: return nib_graph_device(object->graph);
+  case NIB_LUA_GRAPH: return nib_graph_device(object->graph);
+  case NIB_LUA_CODE: return nib_module_device(object->module);
+  default: return nib_user_kernel_device(object->kernel);
   }
 }
 
@@ -134,6 +138,8 @@ static int object_tostring(lua_State *L) {
     lua_pushfstring(L, "nibble.%s %I (%s)", name, (LUAI_UACINT)nib_stream_id(object->stream), device);
   else if (class == NIB_LUA_GRAPH)
     lua_pushfstring(L, "nibble.%s of %d nodes (%s)", name, (int)nib_graph_node_count(object->graph), device);
+  else if (class == NIB_LUA_KERNEL)
+    lua_pushfstring(L, "nibble.%s %s (%s)", name, nib_user_kernel_name(object->kernel), device);
   else
     lua_pushfstring(L, "nibble.%s (%s)", name, device);
   return 1;

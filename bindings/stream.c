@@ -75,6 +75,7 @@ int nib_lua_new_stream(lua_State *L) {
   int64_t priority = nib_lua_integer_option(L, "stream", 1, "priority", 0);
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_STREAM);
   NIB_LUA_DO(L, "stream", nib_stream_create(device, priority < 0 ? -1 : 0, &object->stream));
+  nib_lua_account_stream(L);
   return 1;
 }
 

@@ -383,6 +383,67 @@ function graph:dot() end
 
 function graph:close() end
 
+---------------------------------------------------------------------------------------------------- kernels of your own
+
+--- Compiles CUDA C++ for a GPU with NVRTC, and gives the kernel `name` of it, or without a name the module. nibble's headers can
+--- be included ("nvfp4.h" has the number formats, "paged.h" the addresses in a cache, "convert.h" all dtypes). Floating-point
+--- contraction is off unless the options turn it on. An error has the compiler's log; `nil, reason` where the device runs no
+--- kernels of yours or NVRTC is not on the machine.
+---@param source string
+---@param opts? {name?: string, options?: string[], device?: string}
+---@return nibble.kernel|nibble.module|nil
+---@return string? reason
+function nibble.compile(source, opts) end
+
+--- Loads PTX, a cubin or a fatbin. `nil, reason` on a device that runs no kernels of yours.
+---@param bytes string
+---@param opts? {device?: string}
+---@return nibble.module?
+---@return string? reason
+function nibble.module(bytes, opts) end
+
+---@class nibble.module
+---@field device string
+local module = {}
+
+--- The kernel of that name (extern "C", or mangled).
+---@param name string
+---@return nibble.kernel
+function module:kernel(name) end
+
+--- Releases the handle; kernels, graphs and queued launches keep the code.
+function module:close() end
+
+---@class nibble.kernel
+---@field device string
+local kernel = {}
+
+--- Queues the kernel in the current stream (or `stream`), or records it while the stream captures. grid and block: an integer or
+--- up to three. Arguments: a tensor passes its first element's address; an integer goes to a parameter of 1, 4 or 8 bytes, a float
+--- to one of 4 or 8; `{dtype, number}` for any other type. Counts and sizes are checked where the driver knows them.
+---@param grid integer|integer[]
+---@param block integer|integer[]
+---@param args (nibble.tensor|number|boolean|table)[]
+---@param opts? {shared?: integer, stream?: nibble.stream}  shared: bytes of dynamic shared memory, 0
+function kernel:launch(grid, block, args, opts) end
+
+---@class nibble.kernel_attributes
+---@field name string
+---@field max_threads integer  in a block
+---@field registers integer    of a thread
+---@field shared_bytes integer
+---@field constant_bytes integer
+---@field local_bytes integer
+---@field max_dynamic_shared_bytes integer
+---@field ptx_version integer      90 is 9.0
+---@field binary_version integer
+---@field param_bytes? integer[]   sizes of the parameters, where the driver knows them
+
+---@return nibble.kernel_attributes
+function kernel:attributes() end
+
+function kernel:close() end
+
 ------------------------------------------------------------------------------------------------------------- operations
 
 ---@alias nibble.cache nibble.tensor|nibble.tensor[]  a pair {k, v}, or one 5-D tensor with K and V in its second dimension
