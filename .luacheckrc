@@ -7,7 +7,8 @@ files["premake5.lua"] = {
   std = "min",
   read_globals = {
     "_ACTION", "_OPTIONS", "_PREMAKE_VERSION", "solution", "workspace", "configuration", "configurations", "filter", "flags",
-    "symbols", "newoption", "project", "kind", "language", "location", "objdir", "targetdir", "targetname", "targetprefix",
+    "symbols", "newoption", "project", "kind", "language", "location", "objdir", "targetdir", "targetname", "targetextension",
+    "targetprefix",
     "files", "links", "buildoptions", "linkoptions", "prebuildcommands", "defaultconfiguration",
     os = { other_fields = true }, path = { other_fields = true, fields = { getbasename = { read_only = false } } },
   },

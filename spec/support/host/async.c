@@ -35,7 +35,7 @@ static nib_status fail(void *user) {
 }
 
 static nib_runtime *runtime;
-static nib_device *cpu;
+static nib_device *device;
 
 static float first_of(nib_tensor *tensor) {
   float values[1000];
@@ -46,12 +46,12 @@ static float first_of(nib_tensor *tensor) {
 
 int main(void) {
   OK(NULL, nib_runtime_create(NULL, &runtime));
-  cpu = cpu_of(runtime);
+  device = device_of(runtime);
   nib_stream *a = NULL, *b = NULL;
-  OK(runtime, nib_stream_create(cpu, 0, &a));
-  OK(runtime, nib_stream_create(cpu, 0, &b));
+  OK(runtime, nib_stream_create(device, 0, &a));
+  OK(runtime, nib_stream_create(device, 0, &b));
   CHECK(nib_stream_id(a) != nib_stream_id(b));
-  nib_tensor *x = make(cpu, NIB_FLOAT32, 1000), *y = make(cpu, NIB_FLOAT32, 1000), *z = make(cpu, NIB_FLOAT32, 1000);
+  nib_tensor *x = make(device, NIB_FLOAT32, 1000), *y = make(device, NIB_FLOAT32, 1000), *z = make(device, NIB_FLOAT32, 1000);
   nib_tensor *filled[] = { x, y, z };
   for (int i = 0; i < 3; i++) OK(runtime, nib_tensor_fill(a, filled[i], NIB_REAL(0)));
   OK(runtime, nib_stream_synchronize(a, -1));
@@ -65,7 +65,7 @@ int main(void) {
   CHECK(nib_event_synchronize(event, 0) == NIB_TIMEOUT);
   CHECK(nib_event_synchronize(event, 2000) == NIB_TIMEOUT);
   CHECK(nib_stream_synchronize(a, 0) == NIB_TIMEOUT);
-  CHECK(nib_device_synchronize(cpu, 1000) == NIB_TIMEOUT);
+  CHECK(nib_device_synchronize(device, 1000) == NIB_TIMEOUT);
   CHECK(nib_tensor_wait(x, 0) == NIB_TIMEOUT);
   CHECK(*(volatile float *)nib_tensor_data(x) == 0);
   OK(runtime, nib_tensor_fill(b, y, NIB_REAL(7)));
@@ -98,36 +98,36 @@ int main(void) {
   CHECK(first_of(x) == 5);
 
   /* Releasing neither waits nor takes memory away from queued work; the memory goes when the work is done. */
-  nib_memory_info base = nib_device_memory(cpu);
-  nib_tensor *temporary = make(cpu, NIB_FLOAT32, 1000);
+  nib_memory_info base = nib_device_memory(device);
+  nib_tensor *temporary = make(device, NIB_FLOAT32, 1000);
   struct gate third = CLOSED_GATE;
   OK(runtime, nib_stream_call(a, hold, &third));
   OK(runtime, nib_tensor_fill(a, temporary, NIB_REAL(9)));
   OK(runtime, nib_tensor_copy(a, x, temporary));
   nib_tensor_release(temporary);
   nib_stream_release(a);
-  CHECK(nib_device_memory(cpu).used_bytes == base.used_bytes);
-  CHECK(nib_device_memory(cpu).reserved_bytes >= base.reserved_bytes + 4000);
+  CHECK(nib_device_memory(device).used_bytes == base.used_bytes);
+  CHECK(nib_device_memory(device).reserved_bytes >= base.reserved_bytes + 4000);
   OK(runtime, nib_tick(runtime, 0));
-  CHECK(nib_device_memory(cpu).reserved_bytes >= base.reserved_bytes + 4000);
+  CHECK(nib_device_memory(device).reserved_bytes >= base.reserved_bytes + 4000);
   open_gate(&third);
   CHECK(first_of(x) == 9);
-  OK(runtime, nib_device_synchronize(cpu, -1));
+  OK(runtime, nib_device_synchronize(device, -1));
   OK(runtime, nib_tick(runtime, 0));
-  CHECK(nib_device_memory(cpu).reserved_bytes == base.reserved_bytes);
-  CHECK(nib_stream_create(cpu, -1, &a) == NIB_OK);
+  CHECK(nib_device_memory(device).reserved_bytes == base.reserved_bytes);
+  CHECK(nib_stream_create(device, -1, &a) == NIB_OK);
 
   /* A replay is asynchronous too, and keeps its graph. */
   nib_graph *graph = NULL;
   OK(runtime, nib_capture_begin(a, NIB_CAPTURE_RELAXED));
-  CHECK(nib_stream_is_capturing(a) && nib_device_is_capturing(cpu) && !nib_stream_is_capturing(b));
+  CHECK(nib_stream_is_capturing(a) && nib_device_is_capturing(device) && !nib_stream_is_capturing(b));
   CHECK_STATUS(NIB_CAPTURING, runtime, nib_stream_call(a, fail, NULL));
   CHECK_STATUS(NIB_CAPTURING, runtime, nib_stream_synchronize(a, -1));
   CHECK_STATUS(NIB_CAPTURING, runtime, nib_tensor_write(a, x, host, sizeof host));
   CHECK_STATUS(NIB_CAPTURING, runtime, nib_capture_begin(b, NIB_CAPTURE_THREAD_LOCAL));
   OK(runtime, nib_tensor_copy(a, y, x));
   OK(runtime, nib_capture_end(a, &graph, NULL));
-  CHECK(!nib_device_is_capturing(cpu));
+  CHECK(!nib_device_is_capturing(device));
   struct gate fourth = CLOSED_GATE;
   OK(runtime, nib_stream_call(a, hold, &fourth));
   OK(runtime, nib_tensor_fill(a, x, NIB_REAL(11)));
@@ -153,8 +153,8 @@ int main(void) {
   CHECK(first_of(x) == 4);
   OK(runtime, nib_stream_call(b, fail, NULL));
   OK(runtime, nib_stream_synchronize(a, -1));
-  CHECK_STATUS(NIB_STREAM, runtime, nib_device_synchronize(cpu, -1));
-  OK(runtime, nib_device_synchronize(cpu, -1));
+  CHECK_STATUS(NIB_STREAM, runtime, nib_device_synchronize(device, -1));
+  OK(runtime, nib_device_synchronize(device, -1));
 
   /* Closing waits for what is queued. */
   for (int i = 0; i < 100; i++) OK(runtime, nib_tensor_copy(a, y, x));

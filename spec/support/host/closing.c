@@ -22,8 +22,8 @@ static nib_status save(void *user) {
 int main(void) {
   nib_runtime *runtime = NULL;
   OK(NULL, nib_runtime_create(NULL, &runtime));
-  nib_stream *stream = nib_device_default_stream(cpu_of(runtime));
-  nib_tensor *x = make(cpu_of(runtime), NIB_FLOAT32, 100000);
+  nib_stream *stream = nib_device_default_stream(device_of(runtime));
+  nib_tensor *x = make(device_of(runtime), NIB_FLOAT32, 100000);
   watched = nib_tensor_data(x);
   OK(runtime, nib_tensor_fill(stream, x, NIB_REAL(1)));
   OK(runtime, nib_stream_call(stream, hold, NULL));

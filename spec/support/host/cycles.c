@@ -4,12 +4,12 @@
 static void cycle(int round) {
   nib_runtime *runtime = NULL;
   OK(NULL, nib_runtime_create(&(nib_config){ .threads = 1 + round % 3 }, &runtime));
-  nib_device *cpu = cpu_of(runtime);
+  nib_device *device = device_of(runtime);
   nib_stream *stream = NULL;
   nib_event *event = NULL;
   nib_graph *graph = NULL;
-  OK(runtime, nib_stream_create(cpu, 0, &stream));
-  nib_tensor *a = make(cpu, NIB_FLOAT32, 10000), *b = make(cpu, NIB_BFLOAT16, 10000);
+  OK(runtime, nib_stream_create(device, 0, &stream));
+  nib_tensor *a = make(device, NIB_FLOAT32, 10000), *b = make(device, NIB_BFLOAT16, 10000);
   OK(runtime, nib_tensor_random_normal(stream, a, (uint64_t)round));
   OK(runtime, nib_capture_begin(stream, NIB_CAPTURE_THREAD_LOCAL));
   OK(runtime, nib_tensor_copy(stream, b, a));

@@ -15,7 +15,7 @@ static void forked(nib_status status) {
 
 int main(void) {
   OK(NULL, nib_runtime_create(&(nib_config){ .threads = 3 }, &runtime));
-  nib_device *cpu = cpu_of(runtime), *device = NULL;
+  nib_device *cpu = device_of(runtime), *device = NULL;
   nib_stream *stream = NULL, *fresh = NULL;
   nib_event *event = NULL, *later = NULL;
   nib_graph *graph = NULL;

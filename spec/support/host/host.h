@@ -34,6 +34,18 @@ static inline nib_device *cpu_of(nib_runtime *runtime) {
   return device;
 }
 
+/* The device under test. */
+static inline const char *device_name(void) {
+  const char *name = getenv("NIBBLE_DEVICE");
+  return name && *name ? name : "cpu";
+}
+
+static inline nib_device *device_of(nib_runtime *runtime) {
+  nib_device *device = NULL;
+  OK(runtime, nib_device_find(runtime, device_name(), &device));
+  return device;
+}
+
 static inline nib_tensor *make(nib_device *device, nib_dtype dtype, int64_t size) {
   nib_tensor *tensor = NULL;
   OK(nib_device_runtime(device), nib_tensor_create(device, dtype, 1, &size, &tensor));

@@ -13,33 +13,33 @@ static void receive(void *user, nib_log_level level, const char *message) {
 int main(void) {
   nib_runtime *runtime = NULL;
   OK(NULL, nib_runtime_create(&(nib_config){ .memory_cap = 1 << 20, .log = receive, .user = &messages }, &runtime));
-  nib_device *cpu = cpu_of(runtime);
-  nib_stream *stream = nib_device_default_stream(cpu);
+  nib_device *device = device_of(runtime);
+  nib_stream *stream = nib_device_default_stream(device);
   nib_tensor *kept[64], *more = NULL;
   int64_t size = 1 << 18;
   int count = 0;
   nib_status status;
-  while ((status = nib_tensor_create(cpu, NIB_UINT8, 1, &size, &kept[count])) == NIB_OK) CHECK(++count < 64);
+  while ((status = nib_tensor_create(device, NIB_UINT8, 1, &size, &kept[count])) == NIB_OK) CHECK(++count < 64);
   CHECK(status == NIB_MEMORY && strstr(nib_error(runtime), "memory"));
   CHECK(count >= 3 && count <= 4);
-  CHECK(nib_device_memory(cpu).reserved_bytes <= 1 << 20);
+  CHECK(nib_device_memory(device).reserved_bytes <= 1 << 20);
 
   /* One byte more than there is, all at once. */
   int64_t large = (1 << 20) + 1;
-  CHECK_STATUS(NIB_MEMORY, runtime, nib_tensor_create(cpu, NIB_UINT8, 1, &large, &more));
+  CHECK_STATUS(NIB_MEMORY, runtime, nib_tensor_create(device, NIB_UINT8, 1, &large, &more));
   CHECK(!more);
 
   /* What is given back can be had again, though work on it was queued. */
   for (int round = 0; round < 200; round++) {
     OK(runtime, nib_tensor_fill(stream, kept[count - 1], NIB_INTEGER(round % 200)));
     nib_tensor_release(kept[count - 1]);
-    OK(runtime, nib_tensor_create(cpu, NIB_UINT8, 1, &size, &kept[count - 1]));
+    OK(runtime, nib_tensor_create(device, NIB_UINT8, 1, &size, &kept[count - 1]));
   }
   for (int i = 0; i < count; i++) nib_tensor_release(kept[i]);
-  OK(runtime, nib_device_synchronize(cpu, -1));
+  OK(runtime, nib_device_synchronize(device, -1));
   OK(runtime, nib_tick(runtime, 0));
-  CHECK(nib_device_memory(cpu).used_bytes == 0 && nib_device_memory(cpu).reserved_bytes == 0);
-  CHECK(nib_device_memory(cpu).peak_bytes <= 1 << 20 && nib_device_memory(cpu).peak_bytes >= 3 << 18);
+  CHECK(nib_device_memory(device).used_bytes == 0 && nib_device_memory(device).reserved_bytes == 0);
+  CHECK(nib_device_memory(device).peak_bytes <= 1 << 20 && nib_device_memory(device).peak_bytes >= 3 << 18);
   nib_runtime_close(runtime);
   return 0;
 }

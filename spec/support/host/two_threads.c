@@ -9,10 +9,10 @@ static void *work(void *argument) {
   int number = *(int *)argument;
   nib_runtime *runtime = NULL;
   OK(NULL, nib_runtime_create(NULL, &runtime));
-  nib_device *cpu = cpu_of(runtime);
-  nib_stream *stream = nib_device_default_stream(cpu);
+  nib_device *device = device_of(runtime);
+  nib_stream *stream = nib_device_default_stream(device);
   int64_t *values = malloc(SIZE * sizeof *values);
-  nib_tensor *t = make(cpu, NIB_INT64, SIZE), *u = make(cpu, NIB_INT64, SIZE);
+  nib_tensor *t = make(device, NIB_INT64, SIZE), *u = make(device, NIB_INT64, SIZE);
   char expected[32];
   snprintf(expected, sizeof expected, "got %d", number + 100);
   for (int round = 0; round < ROUNDS; round++) {
@@ -24,7 +24,7 @@ static void *work(void *argument) {
     for (int i = 0; i < SIZE; i++) CHECK(values[i] == number * 1000000 + round);
     CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_narrow(t, number + 100, 0, 1, &view));
     CHECK(strstr(nib_error(runtime), expected));
-    CHECK(nib_device_memory(cpu).used_bytes >= 2 * SIZE * 8 && nib_device_memory(cpu).used_bytes < 3 * SIZE * 8);
+    CHECK(nib_device_memory(device).used_bytes >= 2 * SIZE * 8 && nib_device_memory(device).used_bytes < 3 * SIZE * 8);
   }
   nib_tensor_release(t);
   nib_tensor_release(u);
