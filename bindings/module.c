@@ -181,6 +181,17 @@ static int synchronize_device(lua_State *L, const char *operation) {
 static int synchronize(lua_State *L) { return synchronize_device(L, "synchronize"); }
 static int check_faults(lua_State *L) { return synchronize_device(L, "check_faults"); }
 
+static int range(lua_State *L) {
+  nib_runtime *runtime = nib_lua_runtime(L, "range");
+  const char *name = nib_lua_text(L, "range", "name", 1);
+  if (lua_type(L, 2) != LUA_TFUNCTION) nib_lua_expected(L, "range", "fn", 2, "a function");
+  nib_range_push(runtime, name);
+  int status = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 0);
+  nib_range_pop(runtime);
+  if (status != LUA_OK) return lua_error(L);
+  return lua_gettop(L) - 1;
+}
+
 static const luaL_Reg functions[] = {
   { "devices", devices },
   { "device", device },
@@ -188,6 +199,7 @@ static const luaL_Reg functions[] = {
   { "memory", memory },
   { "synchronize", synchronize },
   { "check_faults", check_faults },
+  { "range", range },
   { "compile", nib_lua_compile },
   { "module", nib_lua_load_module },
   { "stream", nib_lua_new_stream },

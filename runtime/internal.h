@@ -122,6 +122,12 @@ struct nib_device {
 
 #define NIB_MAX_DEVICES 17 /* the CPU and 16 GPUs */
 
+struct nib_ranges {
+  bool searched;
+  int (*push)(const char *name);
+  int (*pop)(void);
+};
+
 struct nib_runtime {
   nib_config config;
   nib_device devices[NIB_MAX_DEVICES];
@@ -130,6 +136,7 @@ struct nib_runtime {
   bool closed;
   int64_t handles; /* objects that hosts hold */
   uint64_t last_stream_id, last_capture_id;
+  struct nib_ranges ranges;
   char error[1024];
 };
 

@@ -69,6 +69,14 @@ function nibble.synchronize(device) end
 ---@param device? string
 function nibble.check_faults(device) end
 
+--- Calls `fn(...)` inside a named range that a profiler shows (NVTX), and returns its results; nothing but the call where
+--- libnvToolsExt is not on the machine. Yielding across it is an error.
+---@param name string
+---@param fn fun(...): ...
+---@param ... any
+---@return any ...
+function nibble.range(name, fn, ...) end
+
 --------------------------------------------------------------------------------------------------------------- creation
 
 --- A tensor from a number or a nested table: `nibble.tensor({{1, 2}, {3, 4}})`. Default dtype: int64 when every number is
