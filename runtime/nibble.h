@@ -307,8 +307,8 @@ typedef enum nib_capture_mode { NIB_CAPTURE_THREAD_LOCAL, NIB_CAPTURE_GLOBAL, NI
  * capture at a time on a device. */
 NIB_API nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode);
 /* Ends the capture that began on this stream. *graph is read: NULL makes a new graph (so set it to NULL before); a graph of
- * the same device is updated, and *in_place (may be NULL) says whether nodes and dependencies were the same. A stream that joined and was not joined back fails with STATE:
- * the capture has ended and *graph is as before. */
+ * the same device is updated, and *in_place (may be NULL) says whether nodes and dependencies were the same. A stream that
+ * joined and was not joined back fails with STATE: the capture has ended and *graph is as before. */
 NIB_API nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place);
 /* Ends the capture and forgets what was recorded. Does nothing when the stream did not begin one. */
 NIB_API void nib_capture_abort(nib_stream *stream);

@@ -148,6 +148,7 @@ describe("scripts/", function()
   end)
 
   it("run where there is no environment at all", function()
+    if process.run("env -i /bin/sh -c 'command -v lua5.4'").status ~= 0 then pending("Lua is not where the system looks") end
     local result = process.run(("env -i /bin/sh %s/scripts/run --steps 1 --requests 1"):format(quote(root)))
     assert.same({ 0, "" }, { result.status, result.stderr })
     write(folder .. "/sample_spec.lua", "it('a', function() end)")

@@ -60,7 +60,8 @@ nib_status nib_cuda_function_find(nib_device *device, void *module, const char *
   nib_cuda_leave(device);
   *function = found;
   if (result == CUDA_ERROR_NOT_FOUND)
-    return nib_fail(device->runtime, NIB_INVALID, "module:kernel: name: expected a kernel of the module (extern \"C\" or mangled), got \"%.100s\"", name);
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "module:kernel: name: expected a kernel of the module (extern \"C\" or mangled), got \"%.100s\"", name);
   return nib_cuda_check(device, result, "cuModuleGetFunction");
 }
 
@@ -106,7 +107,8 @@ static nib_status fail_with_log(nib_runtime *rt, const struct nvrtc *nvrtc, nvrt
   size_t size = 0;
   char *log = nvrtc->log_size(program, &size) == NVRTC_SUCCESS && size > 1 ? nib_allocate_zero(rt, size + 1) : NULL;
   if (log) nvrtc->log(program, log);
-  nib_status status = nib_fail(rt, NIB_INVALID, "compile: source: expected CUDA C++ that compiles, got %s:\n%s", nvrtc->error(result), log ? log : "");
+  nib_status status = nib_fail(rt, NIB_INVALID, "compile: source: expected CUDA C++ that compiles, got %s:\n%s",
+                               nvrtc->error(result), log ? log : "");
   nib_free(rt, log, size + 1);
   return status;
 }

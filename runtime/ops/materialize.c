@@ -18,7 +18,8 @@ nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc,
   params.v_sf = nib_check_paged(&c, "v_block_scales", desc->v_block_scales, NIB_SCALES, NIB_HND, &pool, &blocks, false);
 
   const nib_tensor *tables = desc->block_tables, *lengths = desc->seq_lens, *indptr = desc->kv_page_indptr;
-  nib_check_tensor(&c, "block_tables", tables, NIB_BIT(NIB_INT32), desc->split_kv_indices ? 3 : 2, (int64_t[]){ -1, desc->split_kv_indices ? 2 : -1, -1 },
+  nib_check_tensor(&c, "block_tables", tables, NIB_BIT(NIB_INT32), desc->split_kv_indices ? 3 : 2,
+                   (int64_t[]){ -1, desc->split_kv_indices ? 2 : -1, -1 },
                    desc->split_kv_indices ? "[batch, 2, max_num_pages] (K and V have indices of their own)" : "[batch, max_num_pages]");
   if (c.status != NIB_OK) return c.status;
   int64_t batch = tables->shape[0], columns = tables->shape[tables->ndim - 1];
