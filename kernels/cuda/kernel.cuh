@@ -13,6 +13,13 @@
 
 /* Loads that keep their order, and their place before branches as far as the front end decides it: what is requested
  * before the first wait arrives during it. */
+__device__ __forceinline__ uint8_t nib_load_1(const void *data)
+{
+  uint32_t byte;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(data));
+  return (uint8_t)byte;
+}
+
 __device__ __forceinline__ uint32_t nib_load_4(const void *data)
 {
   uint32_t word;
@@ -34,6 +41,28 @@ __device__ __forceinline__ uint4 nib_load_16(const void *data)
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(data));
   return word;
+}
+
+__device__ __forceinline__ int64_t nib_load_i64(const int64_t *data)
+{
+  int64_t value;
+  asm volatile("ld.global.b64 %0, [%1];" : "=l"(value) : "l"(data));
+  return value;
+}
+
+/* Loads without a branch; `word` stays as it is when the condition does not hold. */
+__device__ __forceinline__ void nib_load_4_if(int condition, const void *data, uint32_t *word)
+{
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; @p ld.global.b32 %0, [%2]; }"
+               : "+r"(*word)
+               : "r"(condition), "l"(data));
+}
+
+__device__ __forceinline__ void nib_load_16_if(int condition, const void *data, uint32_t word[4])
+{
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %4, 0; @p ld.global.v4.b32 {%0, %1, %2, %3}, [%5]; }"
+               : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+               : "r"(condition), "l"(data));
 }
 
 /* Stores without a branch, before which everything that only the store needs would wait. */
@@ -59,6 +88,13 @@ __device__ __forceinline__ void nib_store_16_if(int condition, void *data, const
                :
                : "r"(condition), "l"(data), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                : "memory");
+}
+
+/* The address, computed before what is added to it is there; the compiler would rather add all parts in the end. */
+__device__ __forceinline__ const uint8_t *nib_ahead(const uint8_t *address)
+{
+  asm volatile("" : "+l"(address));
+  return address;
 }
 
 /* 0, once `value` has arrived. In a condition that also waits for other loads it keeps the compiler from requesting

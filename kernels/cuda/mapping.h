@@ -17,23 +17,21 @@ NIB_HD int nib_quantize_tokens_inside(const struct nib_quantize_cache_params *p)
   return p->source_token_stride < p->source_head_stride;
 }
 
-/* rope_insert: query heads per thread, for many rows (for few: 1), and kv rows per thread block: for many rows, one
- * per warp of 256 threads; for few, eight threads of 64 each have a row's RoPE part, and a block of 64 each row's
- * other part. */
+/* rope_insert of many rows: query heads per thread, and kv rows per thread block. */
 #define NIB_ROPE_HEADS 4
-#define NIB_ROPE_ROWS 8
+#define NIB_ROPE_ROWS 16
 
-/* Thread blocks that quantize kv rows. */
-NIB_HD uint32_t nib_rope_coding(const struct nib_rope_insert_params *p, int many)
+/* Thread blocks that insert kv rows. */
+NIB_HD uint32_t nib_rope_inserting(const struct nib_rope_insert_params *p)
 {
-  return (uint32_t)(many ? (p->slot_count + NIB_ROPE_ROWS - 1) / NIB_ROPE_ROWS : p->slot_count);
+  return (uint32_t)((p->slot_count + NIB_ROPE_ROWS - 1) / NIB_ROPE_ROWS);
 }
 
-/* The same and, for few rows, those that rotate them. */
-NIB_HD uint32_t nib_rope_inserting(const struct nib_rope_insert_params *p, int many)
-{
-  return nib_rope_coding(p, many) + (uint32_t)(many ? 0 : (p->slot_count + NIB_ROPE_ROWS - 1) / NIB_ROPE_ROWS);
-}
+/* rope_insert of few rows: what the thread blocks of a y do. */
+#define NIB_ROPE_CODES 0   /* the codes of kv row x */
+#define NIB_ROPE_PART 1    /* the RoPE parts of kv rows 8 x to 8 x + 7 */
+#define NIB_ROPE_QUERIES 2 /* and later: queries of row x, a head or, in place, eight heads */
+#define NIB_ROPE_CHUNKS 8  /* of a row's RoPE part */
 
 /* Query heads that each row of q_out has to get. */
 NIB_HD int64_t nib_rope_heads(const struct nib_rope_insert_params *p)

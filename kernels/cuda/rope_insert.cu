@@ -18,24 +18,39 @@ __device__ __forceinline__ void load_chunk(const uint16_t *x, uint32_t word[4])
   }
 }
 
+/* The same, or zeros. */
+template <bool NARROW>
+__device__ __forceinline__ void load_chunk_if(int condition, const uint16_t *x, uint32_t word[4])
+{
+  word[0] = word[1] = word[2] = word[3] = 0;
+  if (!NARROW)
+    nib_load_16_if(condition, x, word);
+  else if (condition)
+    load_chunk<true>(x, word);
+}
+
 /* Cosines and sines of a chunk's four pairs. */
 struct rotation {
   float cosine[4], sine[4];
 };
 
+/* Zeros without a row. */
 template <bool NARROW>
 __device__ __forceinline__ struct rotation load_rotation(const float *row, uint32_t chunk)
 {
   const float *cosine = row + (chunk - FIRST_ROPE_CHUNK) * (CHUNK / 2), *sine = cosine + NIB_MLA_ROPE / 2;
-  struct rotation rotation;
+  struct rotation rotation = {};
   if (NARROW) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; row && i < 4; i++)
       rotation.cosine[i] = cosine[i], rotation.sine[i] = sine[i];
   } else {
-    float4 c = *(const float4 *)cosine, s = *(const float4 *)sine;
-    rotation.cosine[0] = c.x, rotation.cosine[1] = c.y, rotation.cosine[2] = c.z, rotation.cosine[3] = c.w;
-    rotation.sine[0] = s.x, rotation.sine[1] = s.y, rotation.sine[2] = s.z, rotation.sine[3] = s.w;
+    uint32_t c[4] = {}, s[4] = {};
+    nib_load_16_if(row != NULL, cosine, c);
+    nib_load_16_if(row != NULL, sine, s);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      rotation.cosine[i] = nib_f32_from_bits(c[i]), rotation.sine[i] = nib_f32_from_bits(s[i]);
   }
   return rotation;
 }
@@ -60,35 +75,32 @@ static __device__ __forceinline__ void refuse_position(const struct nib_rope_ins
   nib_fault_raise(p.fault, (uint32_t)p.operation, NIB_CONTENT_POSITIONS, row, 0, position, 0);
 }
 
-/* Query heads of one row: a thread has one chunk of HEADS heads, blockDim.y apart. */
-template <bool NARROW, int HEADS>
-__device__ __forceinline__ void write_queries(const struct nib_rope_insert_params &p, int64_t row)
+/* Many rows, the query heads of one: a thread has one chunk of NIB_ROPE_HEADS heads, blockDim.y apart. */
+static __device__ __forceinline__ void write_queries(const struct nib_rope_insert_params &p, int64_t row)
 {
   int in_place = p.q_out == p.q;
   uint32_t chunk = threadIdx.x + (in_place ? FIRST_ROPE_CHUNK : 0); /* in place, only those chunks are touched */
   int64_t out_heads = in_place ? p.heads : p.padded_heads;
-  int64_t first = (int64_t)blockIdx.y * (HEADS * blockDim.y) + threadIdx.y;
+  int64_t first = (int64_t)blockIdx.y * (NIB_ROPE_HEADS * blockDim.y) + threadIdx.y;
   int rotated = p.rotate_q && chunk >= FIRST_ROPE_CHUNK && first < p.heads;
-  uint32_t word[HEADS][4];
+  uint32_t word[NIB_ROPE_HEADS][4];
   int64_t position = rotated ? p.positions[row] : 0;
 #pragma unroll
-  for (int i = 0; i < HEADS; i++) {
+  for (int i = 0; i < NIB_ROPE_HEADS; i++) {
     int64_t head = first + i * blockDim.y;
 #pragma unroll
     for (int j = 0; j < 4; j++)
       word[i][j] = 0;
     if (head < p.heads)
-      load_chunk<NARROW>(p.q + (row * p.heads + head) * NIB_MLA_DIM + chunk * CHUNK, word[i]);
+      load_chunk<false>(p.q + (row * p.heads + head) * NIB_MLA_DIM + chunk * CHUNK, word[i]);
   }
   if (rotated) {
     const float *table = table_row(p, position);
-    struct rotation rotation = {};
-    if (table)
-      rotation = load_rotation<NARROW>(table, chunk);
-    else if (first == 0 && chunk == FIRST_ROPE_CHUNK)
+    struct rotation rotation = load_rotation<false>(table, chunk);
+    if (!table && first == 0 && chunk == FIRST_ROPE_CHUNK)
       refuse_position(p, row, position);
 #pragma unroll
-    for (int i = 0; i < HEADS; i++) {
+    for (int i = 0; i < NIB_ROPE_HEADS; i++) {
       if (first + i * blockDim.y >= p.heads) /* the padding stays +0 */
         break;
       rotate(word[i], rotation);
@@ -98,30 +110,57 @@ __device__ __forceinline__ void write_queries(const struct nib_rope_insert_param
     }
   }
 #pragma unroll
-  for (int i = 0; i < HEADS; i++) {
+  for (int i = 0; i < NIB_ROPE_HEADS; i++) {
     int64_t head = first + i * blockDim.y;
     if (head < out_heads)
-      nib_store_words<NARROW ? 2 : 16>(p.q_out + (row * out_heads + head) * NIB_MLA_DIM + chunk * CHUNK, word[i]);
+      nib_store_words<16>(p.q_out + (row * out_heads + head) * NIB_MLA_DIM + chunk * CHUNK, word[i]);
   }
 }
 
-/* Where a kv row goes, with one wait for all that says so. */
-template <class INDEX>
+/* Few rows: a thread has one chunk of one head, or, in place, one RoPE chunk of one of eight heads. */
+template <bool NARROW, class INDEX>
+__device__ __forceinline__ void write_queries_few(const struct nib_rope_insert_params &p, uint32_t row, uint32_t group,
+                                                  uint32_t thread)
+{
+  int in_place = p.q_out == p.q;
+  uint32_t chunk = in_place ? FIRST_ROPE_CHUNK + thread % NIB_ROPE_CHUNKS : thread;
+  INDEX head = in_place ? group * NIB_ROPE_CHUNKS + thread / NIB_ROPE_CHUNKS : group;
+  INDEX heads = (INDEX)p.heads, out_heads = in_place ? heads : (INDEX)p.padded_heads;
+  int64_t position = nib_load_i64(p.positions + row);
+  uint32_t word[4];
+  load_chunk_if<NARROW>(head < heads, p.q + (int64_t)((INDEX)row * heads + head) * NIB_MLA_DIM + chunk * CHUNK, word);
+  int rotated = p.rotate_q && chunk >= FIRST_ROPE_CHUNK && head < heads; /* the padding stays +0 */
+  const float *table = table_row(p, position);
+  struct rotation rotation = load_rotation<NARROW>(rotated ? table : NULL, chunk);
+  uint32_t turned[4] = {word[0], word[1], word[2], word[3]};
+  rotate(turned, rotation);
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    word[i] = !rotated ? word[i] : table ? turned[i] : 0;
+  uint16_t *out = p.q_out + (int64_t)((INDEX)row * out_heads + head) * NIB_MLA_DIM + chunk * CHUNK;
+  if (!NARROW)
+    nib_store_16_if(head < out_heads, out, word);
+  else if (head < out_heads)
+    nib_store_words<2>(out, word);
+  if (rotated && !table && head == 0 && chunk == FIRST_ROPE_CHUNK)
+    refuse_position(p, row, position);
+}
+
+/* Where a kv row goes. */
 struct insertion {
-  int64_t row; /* row 0 in place of one that is not there */
   int64_t position;
   uint8_t *data, *sf;
   int used; /* the position is: the row is inserted or, without a table row, refused */
 };
 
 template <bool NARROW, class INDEX>
-__device__ __forceinline__ struct insertion<INDEX> insertion_of(const struct nib_rope_insert_params &p, uint32_t row)
+__device__ __forceinline__ struct insertion insertion_of(const struct nib_rope_insert_params &p, INDEX row)
 {
-  struct insertion<INDEX> insertion;
-  int wanted = row < p.slot_count && row < p.rows;
-  insertion.row = wanted ? row : 0;
-  int64_t index = nib_index_at(&p.slots, 0, insertion.row);
-  insertion.position = p.positions[insertion.row];
+  struct insertion insertion;
+  int wanted = row < (INDEX)p.slot_count;
+  row = wanted ? row : 0; /* row 0, of which there is a slot, in place of one without */
+  int64_t index = nib_index_at(&p.slots, 0, row);
+  insertion.position = p.positions[row];
   struct nib_place<INDEX> slot = NARROW ? nib_place_of<INDEX>(index, p.page_size, p.num_pages)
                                         : nib_place_at_once<INDEX>(index, p.page_size, p.num_pages);
   uint8_t *page = p.cache + slot.page * p.page_stride;
@@ -132,16 +171,16 @@ __device__ __forceinline__ struct insertion<INDEX> insertion_of(const struct nib
   return insertion;
 }
 
-/* Half a block of a kv row. The two threads of a block are neighbours in a warp, and all threads of the warp come
- * here. */
+/* Few rows: half a block of a kv row. The two threads of a block are neighbours in a warp, and all threads of the warp
+ * come here. */
 template <bool NARROW, class INDEX>
 __device__ __forceinline__ void insert_codes(const struct nib_rope_insert_params &p, uint32_t row, uint32_t chunk)
 {
   int there = chunk < FIRST_ROPE_CHUNK;
   chunk = there ? chunk : 0;
   uint32_t word[4];
-  load_chunk<NARROW>(p.kv + (row < p.rows ? (int64_t)row : 0) * NIB_MLA_DIM + chunk * CHUNK, word);
-  struct insertion<INDEX> insertion = insertion_of<NARROW, INDEX>(p, row);
+  load_chunk<NARROW>(p.kv + (int64_t)row * NIB_MLA_DIM + chunk * CHUNK, word);
+  struct insertion insertion = insertion_of<NARROW, INDEX>(p, row);
   int has_nan;
   float amax = nib_pair_amax(nib_amax_words<4>(word, NIB_TYPE_BFLOAT16, &has_nan), &has_nan);
   struct nib_block_scale scale = nib_block_scale(amax, 1.0f);
@@ -156,18 +195,15 @@ __device__ __forceinline__ void insert_codes(const struct nib_rope_insert_params
     nib_store_codes<true>(insertion.data + chunk * (CHUNK / 2), codes);
 }
 
-/* One of the eight RoPE chunks of a kv row, and a half of the zeros behind its scales. */
+/* Few rows: one of the eight RoPE chunks of a kv row, and a half of the zeros behind its scales. */
 template <bool NARROW, class INDEX>
-__device__ __forceinline__ void insert_rope(const struct nib_rope_insert_params &p, uint32_t row, uint32_t part)
+__device__ __forceinline__ void insert_rope(const struct nib_rope_insert_params &p, INDEX row, uint32_t part)
 {
   uint32_t chunk = FIRST_ROPE_CHUNK + part, word[4];
-  load_chunk<NARROW>(p.kv + (row < p.rows ? (int64_t)row : 0) * NIB_MLA_DIM + chunk * CHUNK, word);
-  struct insertion<INDEX> insertion = insertion_of<NARROW, INDEX>(p, row);
+  struct insertion insertion = insertion_of<NARROW, INDEX>(p, row);
+  load_chunk<NARROW>(p.kv + (row < (INDEX)p.slot_count ? (int64_t)row : 0) * NIB_MLA_DIM + chunk * CHUNK, word);
   const float *table = table_row(p, insertion.position);
-  struct rotation rotation = {};
-  if (table)
-    rotation = load_rotation<NARROW>(table, chunk);
-  rotate(word, rotation);
+  rotate(word, load_rotation<NARROW>(table, chunk));
   int stored = insertion.used && table;
   nib_store_1_if(stored && part % 2 == 0, insertion.sf + chunk / 2, 0);
   if (!NARROW)
@@ -178,82 +214,107 @@ __device__ __forceinline__ void insert_rope(const struct nib_rope_insert_params 
     refuse_position(p, row, insertion.position);
 }
 
-/* The same for many rows: a warp has a row, its lanes 16 elements each, 28 a block and the last four 8 pairs. */
-static __device__ __forceinline__ void insert_row(const struct nib_rope_insert_params &p, int64_t row, uint32_t lane)
+/* Many rows: NIB_ROPE_ROWS kv rows of a thread block, ROWS of a thread, eight apart; everything is loaded before the
+ * first is stored. Seven warps have the blocks of the codes, one has the RoPE parts, a quarter of a row in a thread:
+ * only that one waits for the table. */
+#define EACH 8
+#define ROWS (NIB_ROPE_ROWS / EACH)
+
+static __device__ __forceinline__ void insert_codes_of_many(const struct nib_rope_insert_params &p, uint32_t first,
+                                                            uint32_t block)
 {
-  if (row >= p.slot_count || row >= p.rows)
-    return;
-  const uint32_t blocks = NIB_MLA_NOPE / NIB_BLOCK;
-  int64_t index = nib_index_at(&p.slots, 0, row), position = p.positions[row];
-  uint32_t word[8], codes[2];
-  nib_load_block<false>(p.kv + row * NIB_MLA_DIM + lane * NIB_BLOCK, word);
-  struct nib_place<uint32_t> slot = nib_place_of<uint32_t>(index, p.page_size, p.num_pages);
-  if (!slot.valid || (((uint64_t)position + 1) & (uint64_t)(p.compress_ratio - 1)) != 0)
-    return;
-  const float *table = table_row(p, position);
-  if (!table) {
-    if (lane == 0)
-      refuse_position(p, row, position);
-    return;
-  }
-  struct rotation rotation[2] = {};
-  uint32_t chunk = 2 * lane;
-  if (lane >= blocks) {
-    rotation[0] = load_rotation<false>(table, chunk);
-    rotation[1] = load_rotation<false>(table, chunk + 1);
-  }
-  uint8_t *page = p.cache + slot.page * p.page_stride;
-  uint8_t *data = page + slot.entry * (int64_t)NIB_MLA_DATA_BYTES;
-  uint8_t byte = nib_words_quantize(word, NIB_TYPE_BFLOAT16, 1.0f, NIB_MLA_NAN_CODE, codes);
-  page[p.page_size * NIB_MLA_DATA_BYTES + slot.entry * (int64_t)NIB_MLA_SCALE_BYTES + lane] = lane < blocks ? byte : 0;
-  if (lane < blocks) {
-    nib_store_block_codes<false>(data + lane * NIB_BLOCK_BYTES, codes);
-  } else {
+  uint32_t word[ROWS][8];
+  struct insertion insertion[ROWS];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      rotate(word + 4 * i, rotation[i]);
-      nib_store_words<16>(data + NIB_MLA_NOPE / 2 + (lane - blocks) * 32 + i * 16, word + 4 * i);
+  for (int i = 0; i < ROWS; i++) {
+    uint32_t row = first + i * EACH;
+    nib_load_block<false>(p.kv + (row < p.slot_count ? (int64_t)row : 0) * NIB_MLA_DIM + block * NIB_BLOCK, word[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < ROWS; i++)
+    insertion[i] = insertion_of<false, uint32_t>(p, first + i * EACH);
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+    if (!insertion[i].used || !table_row(p, insertion[i].position))
+      continue;
+    uint32_t codes[2];
+    insertion[i].sf[block] = nib_words_quantize(word[i], NIB_TYPE_BFLOAT16, 1.0f, NIB_MLA_NAN_CODE, codes);
+    nib_store_block_codes<false>(insertion[i].data + block * NIB_BLOCK_BYTES, codes);
+  }
+}
+
+static __device__ __forceinline__ void insert_rope_of_many(const struct nib_rope_insert_params &p, uint32_t first,
+                                                           uint32_t quarter)
+{
+  uint32_t chunk = FIRST_ROPE_CHUNK + 2 * quarter;
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+    uint32_t row = first + i * EACH, word[8];
+    nib_load_block<false>(p.kv + (row < p.slot_count ? (int64_t)row : 0) * NIB_MLA_DIM + chunk * CHUNK, word);
+    struct insertion insertion = insertion_of<false, uint32_t>(p, row);
+    const float *table = table_row(p, insertion.position);
+    if (insertion.used && !table && quarter == 0)
+      refuse_position(p, row, insertion.position);
+    if (!insertion.used || !table)
+      continue;
+    insertion.sf[NIB_MLA_NOPE / NIB_BLOCK + quarter] = 0;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      rotate(word + 4 * j, load_rotation<false>(table, chunk + j));
+      nib_store_words<16>(insertion.data + NIB_MLA_NOPE / 2 + quarter * 32 + j * 16, word + 4 * j);
     }
   }
 }
 
-/* The first blocks along x insert kv rows; the others have blockDim.z rows of queries. Their threads are [rows,
- * heads, chunks]. */
-template <bool NARROW, int HEADS, bool MANY, class INDEX>
-__device__ __forceinline__ void rope_insert(const struct nib_rope_insert_params &p)
+/* Few rows: blocks of 64 threads; x is a row (or eight), y says which part of it. */
+template <bool NARROW, class INDEX>
+__device__ __forceinline__ void rope_insert_few(const struct nib_rope_insert_params &p)
 {
-  uint32_t coding = nib_rope_coding(&p, MANY), inserting = nib_rope_inserting(&p, MANY);
+  uint32_t row = blockIdx.x, part = blockIdx.y, thread = threadIdx.x;
+  if (part >= NIB_ROPE_QUERIES)
+    write_queries_few<NARROW, INDEX>(p, row, part - NIB_ROPE_QUERIES, thread);
+  else if (part == NIB_ROPE_CODES && row < p.slot_count)
+    insert_codes<NARROW, INDEX>(p, row, thread);
+  else if (part == NIB_ROPE_PART && (INDEX)row * EACH < (INDEX)p.slot_count)
+    insert_rope<NARROW, INDEX>(p, (INDEX)row * EACH + thread / NIB_ROPE_CHUNKS, thread % NIB_ROPE_CHUNKS);
+}
+
+/* Thread blocks per multiprocessor; SM120's code takes a few registers more. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define BLOCKS 4
+#else
+#define BLOCKS 5
+#endif
+
+/* Many rows, 16-byte accesses; fewer than 2^31 slots. Blocks of 256 threads: the first along x insert kv rows, the
+ * others have blockDim.z rows of queries; their threads are [rows, heads, chunks]. */
+NIB_ENTRY(rope_insert, 256, BLOCKS, nib_rope_insert_params)
+{
+  uint32_t inserting = nib_rope_inserting(&p);
   if (blockIdx.x >= inserting) {
     int64_t row = (int64_t)(blockIdx.x - inserting) * blockDim.z + threadIdx.z;
-    if (row < p.rows && nib_rope_heads(&p) > 0)
-      write_queries<NARROW, HEADS>(p, row);
+    if (row < p.rows)
+      write_queries(p, row);
     return;
   }
-  uint32_t thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
   if (blockIdx.y != 0)
     return;
-  if (MANY)
-    insert_row(p, blockIdx.x * NIB_ROPE_ROWS + thread / 32, thread % 32);
-  else if (blockIdx.x < coding)
-    insert_codes<NARROW, INDEX>(p, blockIdx.x, thread);
+  const uint32_t blocks = NIB_MLA_NOPE / NIB_BLOCK;
+  uint32_t thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x, first = blockIdx.x * NIB_ROPE_ROWS;
+  if (thread < EACH * blocks)
+    insert_codes_of_many(p, first + thread / blocks, thread % blocks);
   else
-    insert_rope<NARROW, INDEX>(p, (blockIdx.x - coding) * NIB_ROPE_ROWS + thread / 8, thread % 8);
+    insert_rope_of_many(p, first + (thread - EACH * blocks) / 4, thread % 4);
 }
 
-/* 16-byte accesses; fewer than 2^31 slots. Blocks of 256 threads. */
-NIB_ENTRY(rope_insert, 256, 4, nib_rope_insert_params)
-{
-  rope_insert<false, NIB_ROPE_HEADS, true, uint32_t>(p);
-}
-
-/* The same for few rows, spread over more threads: blocks of 64. */
+/* Few rows and slots, 16-byte accesses. */
 NIB_ENTRY(rope_insert_few, 64, 8, nib_rope_insert_params)
 {
-  rope_insert<false, 1, false, uint32_t>(p);
+  rope_insert_few<false, uint32_t>(p);
 }
 
-/* Any alignment, any size. Blocks of 64 threads. */
+/* Any alignment, any size. */
 NIB_ENTRY(rope_insert_narrow, 64, 8, nib_rope_insert_params)
 {
-  rope_insert<true, 1, false, int64_t>(p);
+  rope_insert_few<true, int64_t>(p);
 }

@@ -88,10 +88,10 @@ static void materialize(const struct nib_materialize_params *p, int32_t multipro
   bool wide = aligned(p->out, 16) && paged_aligned(&p->k_cache, 8) && paged_aligned(&p->v_cache, 8);
   int64_t blocks = p->head_dim / NIB_BLOCK, pages = p->batch * p->max_pages;
   int64_t work = (pages + 1) * p->heads * p->page_size * blocks; /* threads with one block of K and V each */
-  if (wide && pages > 0 && work > 0 && p->num_pages > 0 && work < (int64_t)multiprocessors * 512 && blocks <= 128) {
+  if (wide && pages > 0 && work > 0 && p->num_pages > 0 && work < (int64_t)multiprocessors * 512 && p->page_size * blocks <= 256) {
     g->entry = NIB_CUDA_ENTRY_MATERIALIZE_FEW;
-    set(g->block, blocks, part(p->page_size, 256 / blocks), 1);
-    set(g->grid, p->max_pages, p->batch + 1, 2 * p->heads + 1);
+    set(g->block, blocks, p->page_size, 2);
+    set(g->grid, p->max_pages, p->batch + 1, p->heads);
     if (g->grid[1] <= MAX_Y && g->grid[2] <= MAX_Y) return;
   }
   g->entry = wide ? NIB_CUDA_ENTRY_MATERIALIZE : NIB_CUDA_ENTRY_MATERIALIZE_NARROW;
@@ -134,16 +134,20 @@ static void dequantize(const struct nib_dequantize_params *p, int32_t multiproce
 static void rope_insert(const struct nib_rope_insert_params *p, int32_t multiprocessors, struct nib_cuda_geometry *g) {
   bool wide = aligned(p->q, 16) && aligned(p->q_out, 16) && aligned(p->kv, 16) && aligned(p->cos_sin, 16) &&
               aligned(p->cache, 16) && (p->num_pages <= 1 || multiple(p->page_stride, 16)) && few_slots(p->num_pages, p->page_size);
-  int64_t heads = nib_rope_heads(p), x = heads > 0 && p->q_out == p->q ? NIB_MLA_ROPE / 8 : NIB_MLA_DIM / 8;
+  bool in_place = p->q_out == p->q;
+  int64_t heads = nib_rope_heads(p), x = heads > 0 && in_place ? NIB_ROPE_CHUNKS : NIB_MLA_DIM / 8, y = 1;
   bool few = p->rows * at_least_1(heads) * x < (int64_t)multiprocessors * 1024;
-  g->entry = !wide ? NIB_CUDA_ENTRY_ROPE_INSERT_NARROW : few ? NIB_CUDA_ENTRY_ROPE_INSERT_FEW : NIB_CUDA_ENTRY_ROPE_INSERT;
-  bool many = wide && !few;
-  int64_t threads = many ? 256 : 64, per_thread = many ? NIB_ROPE_HEADS : 1, y = 1;
-  while (y < threads / x && y * per_thread < heads) y *= 2;
-  int64_t z = threads / (x * y);
+  if (!wide || few) {
+    g->entry = wide ? NIB_CUDA_ENTRY_ROPE_INSERT_FEW : NIB_CUDA_ENTRY_ROPE_INSERT_NARROW;
+    set(g->block, 64, 1, 1);
+    set(g->grid, at_least_1(p->rows), NIB_ROPE_QUERIES + (heads > 0 ? pieces(heads, 64 / x) : 0), 1);
+    return;
+  }
+  g->entry = NIB_CUDA_ENTRY_ROPE_INSERT;
+  while (y < 256 / x && y * NIB_ROPE_HEADS < heads) y *= 2;
+  int64_t z = 256 / (x * y);
   set(g->block, x, y, z);
-  set(g->grid, at_least_1(nib_rope_inserting(p, many) + (heads > 0 ? pieces(p->rows, z) : 0)),
-      pieces(heads, per_thread * y), 1);
+  set(g->grid, at_least_1(nib_rope_inserting(p) + (heads > 0 ? pieces(p->rows, z) : 0)), pieces(heads, NIB_ROPE_HEADS * y), 1);
 }
 
 static void swizzle(const struct nib_swizzle_params *p, struct nib_cuda_geometry *g) {
