@@ -231,6 +231,15 @@ new_project("command", "ConsoleApp")
   links { "m", "dl" }
 
 if nvcc then
+  -- Bare launches, for scripts/bench/cuda.lua to compare with.
+  new_project("bench_launch", "SharedLib")
+    targetprefix ""
+    targetname "bench_launch"
+    files { "scripts/bench/launch.c" }
+    buildoptions { lua_cflags, "-isystem", cuda_include }
+    links { "runtime", "dl" }
+    linkoptions { "-Wl,--exclude-libs,ALL" }
+
   -- The stand-in for the driver, for specs: loaded as libcuda.so.1 where LD_LIBRARY_PATH names its folder. Beside it the Lua
   -- module `standin`, by which a spec makes calls fail and counts what is alive.
   local function in_standin()

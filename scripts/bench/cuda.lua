@@ -1,8 +1,12 @@
--- How fast the operations are on a GPU: the share of a plain copy's bandwidth, and the time of a small one in a graph.
+-- How fast the operations are on a GPU: the share of a plain copy's bandwidth, the time of a small one in a graph, and what a
+-- call from Lua takes the host.
 --
 -- Each work is captured over several sets of inputs, together larger than the L2 cache, and replayed; a copy of uint8 tensors
 -- (16 bytes a thread) that moves as many bytes is captured and replayed in turn with it. The share is the median of the pairs'
 -- ratios: 100 % is as fast as memory allows when each byte that must move is moved once.
+--
+-- The host's time is that of an eager call, on a stream that keeps up, and its ratio to a bare cuLaunchKernel with as many bytes
+-- of parameters, called from C in turn with it (launch.c, built where the CUDA headers are; without it there is no ratio).
 local HELP = [[
 Usage: nibble scripts/bench/cuda.lua [options]      (or lua5.4 scripts/bench/cuda.lua)
 
@@ -48,9 +52,11 @@ local function normal(dtype, seed, ...)
 end
 local function scalar(value) return nibble.full({ 1 }, value, on "float32") end
 
--- Each case: a name, how many sets, and a function that makes one set: the work, and the bytes that it must move.
+-- Each case: a name, how many sets, a function that makes one set: the work, and the bytes that it must move, and the operation.
 local cases = {}
-local function case(name, sets, make) cases[#cases + 1] = { name = name, sets = sets, make = make } end
+local function case(name, sets, make, operation)
+  cases[#cases + 1] = { name = name, sets = sets, make = make, operation = operation }
+end
 
 -- K and V of `n` tokens, a pool for them, and slots in no order. `o`: heads, dim, page_size, layout, dtype, slots, padding.
 local function paged(n, seed, o)
@@ -77,7 +83,7 @@ local function append_case(name, n, sets, o)
     local k, v, slots, pool, g, values, packed = paged(n, seed, o)
     return function() append(k, v, slots, pool.paged_kv_cache, pool.kv_cache_sf, g, g, o.layout or "NHD") end,
       2 * (2 * values + packed) + n * 8
-  end)
+  end, "append")
 end
 
 local function tables_of(n, page_size, num_pages, seed)
@@ -100,7 +106,7 @@ local function dequantize_case(name, n, sets, o)
       quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, t.block_tables, t.seq_lens, g, g, out_k, out_v,
         o.layout or "NHD")
     end, 2 * (2 * values + packed)
-  end)
+  end, "dequantize")
 end
 
 local function materialize_case(name, n, sets, o)
@@ -110,10 +116,14 @@ local function materialize_case(name, n, sets, o)
     append(k, v, slots, pool.paged_kv_cache, pool.kv_cache_sf, g, g, "HND")
     local t, _, length = tables_of(n, o.page_size or 16, num_pages, seed)
     local cache, sf = pool.paged_kv_cache, pool.kv_cache_sf
+    local k_cache, v_cache, k_sf, v_sf = cache[1], cache[2], sf[1], sf[2]
+    local opts_of_call = o.out and {
+      out = quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_sf, v_sf, t.block_tables, t.seq_lens, length),
+    }
     return function()
-      quantization.nvfp4_kv_materialize_fp8(cache[1], cache[2], sf[1], sf[2], t.block_tables, t.seq_lens, length)
+      quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_sf, v_sf, t.block_tables, t.seq_lens, length, opts_of_call)
     end, 2 * (values + packed)
-  end)
+  end, "materialize")
 end
 
 local function rope_case(name, n, sets, heads, rope_opts)
@@ -125,7 +135,7 @@ local function rope_case(name, n, sets, heads, rope_opts)
     local q_bytes = n * heads * 4 * (rope_opts.q_inplace and 64 or rope_opts.q_head_padded and 512 or 0)
     return function() mla.cake_dsv4_nvfp4_rope_quantize_insert(q, kv, cache, slots, positions, angles, rope_opts) end,
       q_bytes + n * (512 * 2 + 352 + 28 + 256)
-  end)
+  end, "rope_insert")
 end
 
 local N = opts.tokens
@@ -158,6 +168,7 @@ local large = #cases
 append_case("append, 8 tokens", 8, 64, {})
 dequantize_case("dequantize, 8 tokens", 8, 64, {})
 materialize_case("materialize, 8 tokens", 8, 64, {})
+materialize_case("materialize into out, 8 tokens", 8, 64, { out = true })
 rope_case("rope insert, 8 tokens", 8, 64, 8, { q_head_padded = 8 })
 
 ---------------------------------------------------------------------------------------------------------- measuring
@@ -175,6 +186,24 @@ local function timed(graph)
   graph:replay()
   local to <close> = stream:record()
   return from:elapsed(to)
+end
+
+-- The host's microseconds for a call from Lua, and their ratio to a bare launch's. Few calls at a time, so that the driver's queue
+-- takes them without waiting.
+local has_launch, launch = pcall(require, "bench_launch")
+local function eager(operation, works)
+  local bare <close> = has_launch and launch.open(tonumber(DEVICE:match("%d+$")), launch.bytes[operation]) or nil
+  local now = bare and launch.now or function() return os.clock() * 1e6 end
+  local times, ratios = {}, {}
+  for i = 1, opts.repeats do
+    stream:synchronize()
+    local from = now()
+    for _ = 1, 8 do for k = 1, 16 do works[k]() end end
+    times[i] = (now() - from) / 128
+    stream:synchronize()
+    ratios[i] = bare and times[i] / bare:time(128)
+  end
+  return median(times), bare and median(ratios)
 end
 
 local function measure(entry, bar)
@@ -199,23 +228,14 @@ local function measure(entry, bar)
     shares[i] = copy and timed(copy) / times[i]
     bar:step(1, entry.name)
   end
-  local host
-  if not entry.large then -- eager calls from Lua, few enough for the driver's queue to take them without waiting
-    local rounds = {}
-    for i = 1, 21 do
-      stream:synchronize()
-      local from = os.clock()
-      for _ = 1, 8 do for k = 1, 16 do works[k]() end end
-      rounds[i] = (os.clock() - from) / 128
-    end
-    host = median(rounds) * 1e6
-  end
+  local host, ratio
+  if not entry.large then host, ratio = eager(entry.operation, works) end
   work:close()
   if copy then copy:close() end
   local ms = median(times)
   return {
     name = entry.name, bytes = bytes, share = copy and median(shares), microseconds = ms * 1e3 / entry.sets, host = host,
-    gigabytes = bytes * entry.sets / ms * 1e-6,
+    ratio = ratio, gigabytes = bytes * entry.sets / ms * 1e-6,
   }
 end
 
@@ -237,24 +257,27 @@ end
 if opts.json then
   local parts = {}
   for i, r in ipairs(results) do
-    parts[i] = ('  {"case": "%s", "bytes": %d, "gigabytes_per_second": %.1f, "microseconds": %.3f%s%s}'):format(r.name, r.bytes,
+    parts[i] = ('  {"case": "%s", "bytes": %d, "gigabytes_per_second": %.1f, "microseconds": %.3f%s%s%s}'):format(r.name, r.bytes,
       r.gigabytes, r.microseconds, r.share and (', "share_of_copy": %.4f'):format(r.share) or "",
-      r.host and (', "host_microseconds": %.3f'):format(r.host) or "")
+      r.host and (', "host_microseconds": %.3f'):format(r.host) or "",
+      r.ratio and (', "host_of_bare_launch": %.3f'):format(r.ratio) or "")
   end
   print("[\n" .. table.concat(parts, ",\n") .. "\n]")
 elseif opts.csv then
-  print("case,bytes,share_of_copy,gigabytes_per_second,microseconds,host_microseconds")
+  print("case,bytes,share_of_copy,gigabytes_per_second,microseconds,host_microseconds,host_of_bare_launch")
   for _, r in ipairs(results) do
-    print(('"%s",%d,%s,%.1f,%.3f,%s'):format(r.name, r.bytes, r.share and ("%.4f"):format(r.share) or "", r.gigabytes, r.microseconds,
-      r.host and ("%.3f"):format(r.host) or ""))
+    print(('"%s",%d,%s,%.1f,%.3f,%s,%s'):format(r.name, r.bytes, r.share and ("%.4f"):format(r.share) or "", r.gigabytes,
+      r.microseconds, r.host and ("%.3f"):format(r.host) or "", r.ratio and ("%.3f"):format(r.ratio) or ""))
   end
 else
   for _, info in ipairs(nibble.devices()) do
     if info.name == DEVICE then print(("%s (%s), %d tokens, medians of %d"):format(DEVICE, info.description, N, opts.repeats)) end
   end
-  print(("%-32s %12s %12s %10s %14s %16s"):format("case", "MB a call", "of a copy", "GB/s", "us in a graph", "us host, eager"))
+  local line = "%-32s %10s %10s %8s %14s %15s %15s"
+  print(line:format("case", "MB a call", "of a copy", "GB/s", "us in a graph", "us host, eager", "x bare launch"))
   for _, r in ipairs(results) do
-    print(("%-32s %12.2f %12s %10.0f %14.2f %16s"):format(r.name, r.bytes * 1e-6, r.share and ("%.1f %%"):format(100 * r.share) or "-",
-      r.gigabytes, r.microseconds, r.host and ("%.2f"):format(r.host) or "-"))
+    print(line:format(r.name, ("%.2f"):format(r.bytes * 1e-6), r.share and ("%.1f %%"):format(100 * r.share) or "-",
+      ("%.0f"):format(r.gigabytes), ("%.2f"):format(r.microseconds), r.host and ("%.2f"):format(r.host) or "-",
+      r.ratio and ("%.2f"):format(r.ratio) or "-"))
   end
 end
