@@ -133,6 +133,7 @@ struct nib_runtime {
   nib_device devices[NIB_MAX_DEVICES];
   int32_t device_count;
   int32_t process; /* the one that created it */
+  const volatile char *own_process; /* 1 in that process, 0 in a child; NULL: ask for the id */
   bool closed;
   int64_t handles; /* objects that hosts hold */
   uint64_t last_stream_id, last_capture_id;

@@ -84,8 +84,9 @@ typedef enum nib_log_level { NIB_LOG_DEBUG, NIB_LOG_INFO, NIB_LOG_WARNING, NIB_L
 /* All zero is a good configuration. */
 typedef struct nib_config {
   uint32_t abi_version; /* NIB_ABI_VERSION; 0 means the same */
-  /* Allocates (pointer NULL), resizes, and frees (new_size 0, returns NULL) all host memory, CPU tensors included. Returns
-   * NULL when it cannot allocate. Results are aligned as malloc's. NULL: the C library's. */
+  /* Allocates (pointer NULL), resizes, and frees (new_size 0, returns NULL) all host memory, CPU tensors included (but for one
+   * page of the kernel's, by which a child process after fork is told). Returns NULL when it cannot allocate. Results are
+   * aligned as malloc's. NULL: the C library's. */
   void *(*allocate)(void *user, void *pointer, size_t old_size, size_t new_size);
   /* Receives messages for people (no newline). NULL: none are made. */
   void (*log)(void *user, nib_log_level level, const char *message);

@@ -1,10 +1,11 @@
 /* Runtimes: configuration, host memory, errors, devices, closing. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* madvise */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -78,8 +79,26 @@ nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes) {
 const char *nib_error(const nib_runtime *rt) { return rt->error; }
 void *nib_runtime_user(const nib_runtime *rt) { return rt->config.user; }
 
-/* A process id instead of a fork handler: the library installs nothing in the host's process. */
-bool nib_is_forked(const nib_runtime *rt) { return rt->process != (int32_t)getpid(); }
+/* A page that the kernel empties in a child, instead of a fork handler: the library installs nothing in the host's process.
+ * Every call asks, and the process id, which tells where there is no such page, would take it a system call. */
+static void watch_forks(nib_runtime *rt) {
+  rt->process = (int32_t)getpid();
+#ifdef MADV_WIPEONFORK
+  size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+  char *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return;
+  if (madvise(page, bytes, MADV_WIPEONFORK) != 0) {
+    munmap(page, bytes);
+    return;
+  }
+  *page = 1;
+  rt->own_process = page;
+#endif
+}
+
+bool nib_is_forked(const nib_runtime *rt) {
+  return rt->own_process ? *rt->own_process == 0 : rt->process != (int32_t)getpid();
+}
 
 nib_status nib_enter(nib_runtime *rt) {
   if (rt->closed) return nib_fail(rt, NIB_CLOSED, "runtime: state: expected an open runtime, got a closed one");
@@ -181,6 +200,7 @@ static void free_runtime(nib_runtime *rt) {
       nib_free(rt, stream, sizeof *stream);
     }
   }
+  if (rt->own_process) munmap((void *)rt->own_process, (size_t)sysconf(_SC_PAGESIZE));
   nib_free(rt, rt, sizeof *rt);
 }
 
@@ -201,7 +221,7 @@ nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
   if (!rt) return NIB_MEMORY;
   memset(rt, 0, sizeof *rt);
   rt->config = settings;
-  rt->process = (int32_t)getpid();
+  watch_forks(rt);
   nib_device *cpu = &rt->devices[0];
   cpu->runtime = rt;
   rt->device_count = 1;

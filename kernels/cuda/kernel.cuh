@@ -91,7 +91,7 @@ __device__ __forceinline__ void nib_store_16_if(int condition, void *data, const
 }
 
 /* The address, computed before what is added to it is there; the compiler would rather add all parts in the end. */
-__device__ __forceinline__ const uint8_t *nib_ahead(const uint8_t *address)
+__device__ __forceinline__ uint8_t *nib_ahead(uint8_t *address)
 {
   asm volatile("" : "+l"(address));
   return address;

@@ -162,14 +162,13 @@ __device__ __forceinline__ void materialize(const struct nib_materialize_params 
 /* The same for few pages, spread over as many threads as there are blocks of K and V. No branch stands before the
  * stores, so that only the tables' and the codes' waits follow each other: what does not count is read from
  * somewhere inside and not stored. There is at least one column, and a thread for each token of a page. blockIdx.z is
- * the head, threads are [K or V, tokens, blocks]. Few thread blocks, since each multiprocessor that takes part fetches
- * the params. */
+ * [heads, K or V]. */
 template <int IS_VALUE>
 __device__ __forceinline__ void materialize_few_of(const struct nib_materialize_params &p)
 {
   /* The zero page reads, but does not use, what belongs to the first request. */
   int is_page = blockIdx.y != 0;
-  uint32_t b = is_page ? blockIdx.y - 1 : 0, column = blockIdx.x, head = blockIdx.z;
+  uint32_t b = is_page ? blockIdx.y - 1 : 0, column = blockIdx.x, head = blockIdx.z / 2;
   uint32_t block = threadIdx.x, token = threadIdx.y;
   struct materialize_entry entry = materialize_entry_of(p, b, column, 1);
   struct nib_paged cache = IS_VALUE ? p.v_cache : p.k_cache, sf = IS_VALUE ? p.v_sf : p.k_sf;
@@ -177,8 +176,10 @@ __device__ __forceinline__ void materialize_few_of(const struct nib_materialize_
   uint32_t part = (block >= quarter) + (block >= 2 * quarter) + (block >= 3 * quarter);
   uint32_t sf_row = IS_VALUE ? token / 4 * 4 + part : token;
   uint32_t sf_column = IS_VALUE ? 4 * (block - part * quarter) + token % 4 : block;
-  const uint8_t *data = nib_ahead(nib_paged_row(&cache, 0, token, head) + block * NIB_BLOCK_BYTES);
-  const uint8_t *scale = nib_ahead(nib_paged_row(&sf, 0, sf_row, head) + sf_column);
+  uint8_t *data = nib_ahead(nib_paged_row(&cache, 0, token, head) + block * NIB_BLOCK_BYTES);
+  uint8_t *scale = nib_ahead(nib_paged_row(&sf, 0, sf_row, head) + sf_column);
+  int64_t plane = p.heads * p.page_size * p.head_dim;
+  uint8_t *out = nib_ahead(p.out + IS_VALUE * plane + (head * p.page_size + token) * p.head_dim + block * NIB_BLOCK);
   /* The length is looked at so early in order to be requested with the page. */
   int32_t page = IS_VALUE ? entry.v_page : entry.k_page;
   int inside = materialize_inside(p, page), used = inside & materialize_counts(p, entry, column) & is_page;
@@ -186,7 +187,6 @@ __device__ __forceinline__ void materialize_few_of(const struct nib_materialize_
   uint2 codes = nib_load_8(data + from * cache.page_stride);
   uint8_t byte = nib_load_1(scale + from * sf.page_stride);
   uint32_t target = is_page ? materialize_target(p, entry, column) : 0;
-  uint8_t *out = p.out + (((int64_t)(target * 2 + IS_VALUE) * p.heads + head) * p.page_size + token) * p.head_dim + block * NIB_BLOCK;
   int first = (head | block | token) == 0;
   nib_store_4_if(first && !IS_VALUE && is_page, p.out_table + b * p.max_pages + column, target);
   uint32_t both[2] = {codes.x, codes.y}, word[4];
@@ -194,7 +194,7 @@ __device__ __forceinline__ void materialize_few_of(const struct nib_materialize_
 #pragma unroll
   for (int i = 0; i < 4; i++)
     word[i] = used ? word[i] : 0;
-  nib_store_16_if(is_page ? target != 0 : column == 0, out, word);
+  nib_store_16_if(is_page ? target != 0 : column == 0, out + target * (2 * plane), word);
   if (first && is_page && column == 0 && !IS_VALUE)
     materialize_check(p, b, entry);
   if (first && target != 0 && !inside)
@@ -204,7 +204,7 @@ __device__ __forceinline__ void materialize_few_of(const struct nib_materialize_
 /* K and V have code of their own, since choosing fields of the params by an index is slow. */
 static __device__ __forceinline__ void materialize_few(const struct nib_materialize_params &p)
 {
-  if (threadIdx.z)
+  if (blockIdx.z % 2)
     materialize_few_of<1>(p);
   else
     materialize_few_of<0>(p);
@@ -216,7 +216,7 @@ NIB_ENTRY(materialize, 256, 4, nib_materialize_params)
   materialize<false, 2>(p);
 }
 
-NIB_ENTRY(materialize_few, 512, 2, nib_materialize_params)
+NIB_ENTRY(materialize_few, 256, 4, nib_materialize_params)
 {
   materialize_few(p);
 }

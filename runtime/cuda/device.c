@@ -77,8 +77,8 @@ nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what)
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
 /* Blocks come from a pool that may only hand out what is free already: the stream of allocations never waits for work, so
- * that new memory can be used on every stream at once. Frees go through a stream of their own, behind all streams that used
- * the block. */
+ * that new memory can be used on every stream at once. What nobody uses any more is freed on that stream too, which hands it
+ * out again without asking what is free; the rest on a stream of its own, behind all streams that use it. */
 static nib_status memory_allocate(nib_device *device, size_t bytes, void **out) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_driver *driver = cuda->driver;
@@ -97,6 +97,7 @@ static nib_status memory_allocate(nib_device *device, size_t bytes, void **out) 
       return nib_cuda_check(device, result, "cuMemAllocFromPoolAsync");
     }
     driver->StreamSynchronize(cuda->frees);
+    driver->StreamSynchronize(cuda->allocations);
     driver->MemPoolTrimTo(cuda->pool, 0);
   }
   return NIB_OK;
@@ -105,18 +106,20 @@ static nib_status memory_allocate(nib_device *device, size_t bytes, void **out) 
 static bool memory_free(nib_device *device, void *data, size_t bytes, struct nib_uses *uses) {
   (void)bytes;
   struct nib_cuda *cuda = nib_cuda_of(device);
+  CUstream stream = cuda->allocations;
   if (cuda->lost) return true;
   if (!nib_cuda_enter(device)) return false;
   for (int32_t i = 0; i < uses->count; i++) {
     struct nib_use *use = &uses->items[i];
     uint64_t ticket = use->read > use->write ? use->read : use->write;
     if (!use->stream->impl || nib_cuda_reached(use->stream, ticket)) continue;
+    stream = cuda->frees;
     struct nib_cuda_point *point = nib_cuda_point_record(use->stream, use->stream->submitted);
     if (!point || cuda->driver->StreamWaitEvent(cuda->frees, point->event, 0) != CUDA_SUCCESS)
       /* no event to be had: wait here rather than free too early */
       cuda->driver->StreamSynchronize(((struct nib_cuda_stream *)use->stream->impl)->handle);
   }
-  nib_cuda_check(device, cuda->driver->MemFreeAsync((CUdeviceptr)(uintptr_t)data, cuda->frees), "cuMemFreeAsync");
+  nib_cuda_check(device, cuda->driver->MemFreeAsync((CUdeviceptr)(uintptr_t)data, stream), "cuMemFreeAsync");
   nib_cuda_leave(device);
   return true;
 }

@@ -90,8 +90,8 @@ static void materialize(const struct nib_materialize_params *p, int32_t multipro
   int64_t work = (pages + 1) * p->heads * p->page_size * blocks; /* threads with one block of K and V each */
   if (wide && pages > 0 && work > 0 && p->num_pages > 0 && work < (int64_t)multiprocessors * 512 && p->page_size * blocks <= 256) {
     g->entry = NIB_CUDA_ENTRY_MATERIALIZE_FEW;
-    set(g->block, blocks, p->page_size, 2);
-    set(g->grid, p->max_pages, p->batch + 1, p->heads);
+    set(g->block, blocks, p->page_size, 1);
+    set(g->grid, p->max_pages, p->batch + 1, 2 * p->heads);
     if (g->grid[1] <= MAX_Y && g->grid[2] <= MAX_Y) return;
   }
   g->entry = wide ? NIB_CUDA_ENTRY_MATERIALIZE : NIB_CUDA_ENTRY_MATERIALIZE_NARROW;
