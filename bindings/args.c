@@ -282,6 +282,16 @@ nib_device *nib_lua_device_option(lua_State *L, const char *operation, int index
   return device;
 }
 
+nib_device *nib_lua_place_option(lua_State *L, const char *operation, int index, bool *pinned) {
+  *pinned = nib_lua_boolean_option(L, operation, index, "pinned", false);
+  bool anywhere = nib_lua_push_option(L, index, "device") == LUA_TNIL;
+  nib_device *cpu = nib_device_at(nib_lua_runtime(L, operation), 0);
+  nib_device *device = *pinned && anywhere ? cpu : nib_lua_device(L, operation, -1);
+  if (*pinned && device != cpu) nib_lua_expected(L, operation, "device", -1, "\"cpu\" beside pinned");
+  lua_pop(L, 1);
+  return device;
+}
+
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 nib_tensor *nib_lua_tensor(lua_State *L, const char *operation, const char *parameter, int index) {

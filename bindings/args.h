@@ -42,6 +42,8 @@ int64_t nib_lua_integer_option(lua_State *L, const char *operation, int index, c
 nib_dtype nib_lua_dtype_option(lua_State *L, const char *operation, int index);
 /* The option `device`, otherwise the default device. */
 nib_device *nib_lua_device_option(lua_State *L, const char *operation, int index);
+/* The same with the option `pinned`, which goes with the CPU alone. */
+nib_device *nib_lua_place_option(lua_State *L, const char *operation, int index, bool *pinned);
 
 nib_dtype nib_lua_dtype(lua_State *L, const char *operation, const char *parameter, int index);
 /* A device's name, or nothing for the default. */

@@ -61,6 +61,7 @@ int nib_lua_stream_capture(lua_State *L) {
 static int graph_replay(lua_State *L) {
   nib_graph *graph = check_graph(L, "graph:replay");
   nib_stream *stream = nib_lua_current_stream(L, "graph:replay", nib_graph_device(graph));
+  NIB_LUA_WAIT(L, "graph:replay", nib_graph_wait(graph, timeout_us));
   NIB_LUA_DO(L, "graph:replay", nib_graph_replay(graph, stream));
   return 0;
 }
@@ -107,12 +108,17 @@ static int graph_nodes(lua_State *L) {
 }
 
 static int graph_dot(lua_State *L) {
+  static const char *const allowed[] = { "driver", NULL };
   nib_graph *graph = check_graph(L, "graph:dot");
+  nib_lua_options(L, "graph:dot", 2, allowed);
+  bool driver = nib_lua_boolean_option(L, "graph:dot", 2, "driver", false);
+  nib_status (*dot)(nib_graph *, char *, size_t, size_t *) = driver ? nib_graph_driver_dot : nib_graph_dot;
   size_t needed = 0;
-  NIB_LUA_DO(L, "graph:dot", nib_graph_dot(graph, NULL, 0, &needed));
-  char *text = lua_newuserdatauv(L, needed + 1, 0);
-  NIB_LUA_DO(L, "graph:dot", nib_graph_dot(graph, text, needed + 1, &needed));
-  lua_pushlstring(L, text, needed);
+  NIB_LUA_DO(L, "graph:dot", dot(graph, NULL, 0, &needed));
+  size_t room = needed;
+  char *text = lua_newuserdatauv(L, room + 1, 0);
+  NIB_LUA_DO(L, "graph:dot", dot(graph, text, room + 1, &needed));
+  lua_pushlstring(L, text, needed < room ? needed : room);
   return 1;
 }
 

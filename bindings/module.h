@@ -159,8 +159,10 @@ void nib_lua_open_kernel(lua_State *L, nib_lua_state *state, int state_index);
 void nib_lua_open_tensor(lua_State *L, nib_lua_state *state, int state_index);
 extern const luaL_Reg nib_lua_creators[];
 /* A compact tensor of `dtype`, pushed. */
-nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *device, nib_dtype dtype,
+nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *device, bool pinned, nib_dtype dtype,
                                int32_t ndim, const int64_t *shape);
+/* destination = source, in both devices' current streams. */
+void nib_lua_copy(lua_State *L, const char *operation, nib_tensor *destination, nib_tensor *source);
 /* Waits until the tensor's values can be read. */
 void nib_lua_wait_tensor(lua_State *L, const char *operation, nib_tensor *tensor);
 /* The view under `count` (0 or more) indices from 0, which are in range, of the first dimensions. */

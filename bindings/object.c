@@ -163,10 +163,18 @@ static int object_index(lua_State *L) {
   nib_lua_class class = own_class(L);
   const nib_lua_object *object = own_object(L, "index");
   if (nib_lua_push_method(L)) return 1;
-  if (lua_type(L, 2) != LUA_TSTRING || strcmp(lua_tostring(L, 2), "device") != 0) return nib_lua_unknown_field(L, class);
+  const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
+  bool is_handle = class == NIB_LUA_STREAM && strcmp(name, "handle") == 0;
+  if (!is_handle && strcmp(name, "device") != 0) return nib_lua_unknown_field(L, class);
   if (!nib_lua_is_open(object))
-    return not_open(L, lua_pushfstring(L, "%s:device", nib_lua_class_names[class]), "self", 1, class);
-  lua_pushstring(L, nib_device_get_info(device_of(object))->name);
+    return not_open(L, lua_pushfstring(L, "%s:%s", nib_lua_class_names[class], name), "self", 1, class);
+  void *handle = is_handle ? nib_stream_handle(object->stream) : NULL;
+  if (!is_handle)
+    lua_pushstring(L, nib_device_get_info(device_of(object))->name);
+  else if (handle)
+    lua_pushinteger(L, (lua_Integer)(uintptr_t)handle);
+  else
+    lua_pushnil(L);
   return 1;
 }
 

@@ -69,12 +69,18 @@ static nib_lua_object *check_stream(lua_State *L, const char *operation) {
 }
 
 int nib_lua_new_stream(lua_State *L) {
-  static const char *const allowed[] = { "device", "priority", NULL };
+  static const char *const allowed[] = { "device", "priority", "handle", NULL };
   nib_lua_options(L, "stream", 1, allowed);
   nib_device *device = nib_lua_device_option(L, "stream", 1);
   int64_t priority = nib_lua_integer_option(L, "stream", 1, "priority", 0);
+  bool wraps = nib_lua_push_option(L, 1, "handle") != LUA_TNIL, has_priority = nib_lua_push_option(L, 1, "priority") != LUA_TNIL;
+  int64_t handle = nib_lua_integer_option(L, "stream", 1, "handle", 0);
+  if (wraps && has_priority) return nib_lua_expected(L, "stream", "priority", -1, "no priority beside a handle");
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_STREAM);
-  NIB_LUA_DO(L, "stream", nib_stream_create(device, priority < 0 ? -1 : 0, &object->stream));
+  if (wraps)
+    NIB_LUA_DO(L, "stream", nib_stream_wrap(device, (void *)(uintptr_t)handle, &object->stream));
+  else
+    NIB_LUA_DO(L, "stream", nib_stream_create(device, priority < 0 ? -1 : 0, &object->stream));
   nib_lua_account_stream(L);
   return 1;
 }
@@ -105,6 +111,11 @@ static int stream_record(lua_State *L) {
 static int stream_wait(lua_State *L) {
   nib_stream *stream = check_stream(L, "stream:wait")->stream;
   nib_event *event = nib_lua_check(L, "stream:wait", "event", 2, NIB_LUA_EVENT)->event;
+  nib_device *own = nib_stream_device(stream), *other = nib_event_device(event), *cpu = nib_device_at(nib_device_runtime(own), 0);
+  if (own != other && (own == cpu || other == cpu)) { /* the host waits: so that Ctrl-C is heard */
+    nib_lua_refuse_capture(L, "stream:wait", own);
+    NIB_LUA_WAIT(L, "stream:wait", nib_event_synchronize(event, timeout_us));
+  }
   NIB_LUA_DO(L, "stream:wait", nib_stream_wait(stream, event));
   return 0;
 }

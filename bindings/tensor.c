@@ -23,15 +23,17 @@ static int tensor_index(lua_State *L) {
   if (lua_type(L, 2) != LUA_TSTRING) return nib_lua_tensor_index(L);
   if (nib_lua_push_method(L)) return 1;
   const char *name = lua_tostring(L, 2);
-  bool is_shape = strcmp(name, "shape") == 0, is_dtype = strcmp(name, "dtype") == 0;
-  if (!is_shape && !is_dtype && strcmp(name, "device") != 0) return nib_lua_unknown_field(L, NIB_LUA_TENSOR);
-  const nib_tensor *tensor = check_self(L, is_shape ? "tensor:shape" : is_dtype ? "tensor:dtype" : "tensor:device");
-  if (is_shape)
-    push_sizes(L, nib_tensor_ndim(tensor), nib_tensor_shape(tensor));
-  else if (is_dtype)
-    lua_pushstring(L, nib_dtype_name(nib_tensor_dtype(tensor)));
-  else
-    lua_pushstring(L, nib_device_get_info(nib_tensor_device(tensor))->name);
+  static const char *const operations[] = { "tensor:shape", "tensor:dtype", "tensor:device", "tensor:pinned" };
+  int field = 0;
+  while (field < 4 && strcmp(operations[field] + sizeof "tensor:" - 1, name) != 0) field++;
+  if (field == 4) return nib_lua_unknown_field(L, NIB_LUA_TENSOR);
+  const nib_tensor *tensor = check_self(L, operations[field]);
+  switch (field) {
+  case 0: push_sizes(L, nib_tensor_ndim(tensor), nib_tensor_shape(tensor)); break;
+  case 1: lua_pushstring(L, nib_dtype_name(nib_tensor_dtype(tensor))); break;
+  case 2: lua_pushstring(L, nib_device_get_info(nib_tensor_device(tensor))->name); break;
+  default: lua_pushboolean(L, nib_tensor_is_pinned(tensor));
+  }
   return 1;
 }
 
@@ -156,10 +158,15 @@ static int tensor_reinterpret(lua_State *L) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
+void nib_lua_copy(lua_State *L, const char *operation, nib_tensor *destination, nib_tensor *source) {
+  nib_stream *to = current_stream(L, operation, destination), *from = current_stream(L, operation, source);
+  NIB_LUA_WAIT(L, operation, nib_tensor_copy_wait(destination, source, timeout_us));
+  NIB_LUA_DO(L, operation, nib_tensor_copy_between(to, from, destination, source));
+}
+
 static int push_copy(lua_State *L, const char *operation, nib_tensor *self, nib_device *device, nib_dtype dtype) {
-  nib_stream *stream = nib_lua_current_stream(L, operation, device);
-  nib_lua_object *copy = nib_lua_create(L, operation, device, dtype, nib_tensor_ndim(self), nib_tensor_shape(self));
-  NIB_LUA_DO(L, operation, nib_tensor_copy(stream, copy->tensor, self));
+  nib_lua_object *copy = nib_lua_create(L, operation, device, false, dtype, nib_tensor_ndim(self), nib_tensor_shape(self));
+  nib_lua_copy(L, operation, copy->tensor, self);
   return 1;
 }
 
@@ -197,7 +204,7 @@ static int tensor_to(lua_State *L) {
 
 static int tensor_copy(lua_State *L) {
   nib_tensor *self = check_self(L, "tensor:copy"), *source = nib_lua_tensor(L, "tensor:copy", "source", 2);
-  NIB_LUA_DO(L, "tensor:copy", nib_tensor_copy(current_stream(L, "tensor:copy", self), self, source));
+  nib_lua_copy(L, "tensor:copy", self, source);
   lua_settop(L, 1);
   return 1;
 }

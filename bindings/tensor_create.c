@@ -4,23 +4,39 @@
 
 #include "args.h"
 
-nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *device, nib_dtype dtype, int32_t ndim,
-                               const int64_t *shape) {
+nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *device, bool pinned, nib_dtype dtype,
+                               int32_t ndim, const int64_t *shape) {
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_TENSOR);
-  NIB_LUA_DO(L, operation, nib_tensor_create(device, dtype, ndim, shape, &object->tensor));
+  if (pinned)
+    NIB_LUA_DO(L, operation, nib_tensor_create_pinned(nib_device_runtime(device), dtype, ndim, shape, &object->tensor));
+  else
+    NIB_LUA_DO(L, operation, nib_tensor_create(device, dtype, ndim, shape, &object->tensor));
   nib_lua_account(L, object->tensor);
   return object;
 }
 
-static const char *const allowed[] = { "dtype", "device", NULL };
-static const char *const allowed_random[] = { "dtype", "device", "seed", NULL };
+static const char *const allowed[] = { "dtype", "device", "pinned", NULL };
+static const char *const allowed_random[] = { "dtype", "device", "pinned", "seed", NULL };
 
-/* The options at an index, dtype and device. */
-static nib_dtype common_options(lua_State *L, const char *operation, int index, nib_dtype otherwise, nib_device **device) {
+/* Where a new tensor goes and what it is of. */
+struct make {
+  nib_device *device;
+  bool pinned;
+  nib_dtype dtype;
+};
+
+/* The options at an index. */
+static struct make common_options(lua_State *L, const char *operation, int index, nib_dtype otherwise) {
+  struct make make;
   nib_lua_options(L, operation, index, allowed);
-  nib_dtype dtype = nib_lua_dtype_option(L, operation, index);
-  *device = nib_lua_device_option(L, operation, index);
-  return dtype == NIB_DTYPE_COUNT ? otherwise : dtype;
+  make.dtype = nib_lua_dtype_option(L, operation, index);
+  if (make.dtype == NIB_DTYPE_COUNT) make.dtype = otherwise;
+  make.device = nib_lua_place_option(L, operation, index, &make.pinned);
+  return make;
+}
+
+static nib_lua_object *create(lua_State *L, const char *operation, struct make make, int32_t ndim, const int64_t *shape) {
+  return nib_lua_create(L, operation, make.device, make.pinned, make.dtype, ndim, shape);
 }
 
 /* Whether a table is one of options: it has a name in it, and no size. */
@@ -56,17 +72,14 @@ static int32_t shape_argument(lua_State *L, const char *operation, int index, in
 static int empty(lua_State *L) {
   int64_t shape[NIB_MAX_NDIM];
   int options;
-  nib_device *device;
   int32_t ndim = shape_and_options(L, "empty", shape, &options);
-  nib_dtype dtype = common_options(L, "empty", options, NIB_FLOAT32, &device);
-  nib_lua_create(L, "empty", device, dtype, ndim, shape);
+  create(L, "empty", common_options(L, "empty", options, NIB_FLOAT32), ndim, shape);
   return 1;
 }
 
-static int push_full(lua_State *L, const char *operation, nib_device *device, nib_dtype dtype, int32_t ndim,
-                     const int64_t *shape, nib_number value) {
-  nib_stream *stream = nib_lua_current_stream(L, operation, device);
-  nib_lua_object *object = nib_lua_create(L, operation, device, dtype, ndim, shape);
+static int push_full(lua_State *L, const char *operation, struct make make, int32_t ndim, const int64_t *shape, nib_number value) {
+  nib_stream *stream = nib_lua_current_stream(L, operation, make.device);
+  nib_lua_object *object = create(L, operation, make, ndim, shape);
   NIB_LUA_DO(L, operation, nib_tensor_fill(stream, object->tensor, value));
   return 1;
 }
@@ -74,20 +87,17 @@ static int push_full(lua_State *L, const char *operation, nib_device *device, ni
 static int zeros(lua_State *L) {
   int64_t shape[NIB_MAX_NDIM];
   int options;
-  nib_device *device;
   int32_t ndim = shape_and_options(L, "zeros", shape, &options);
-  nib_dtype dtype = common_options(L, "zeros", options, NIB_FLOAT32, &device);
-  return push_full(L, "zeros", device, dtype, ndim, shape, NIB_INTEGER(0));
+  return push_full(L, "zeros", common_options(L, "zeros", options, NIB_FLOAT32), ndim, shape, NIB_INTEGER(0));
 }
 
 static int full(lua_State *L) {
   int64_t shape[NIB_MAX_NDIM];
-  nib_device *device;
   int32_t ndim = shape_argument(L, "full", 1, shape);
   nib_number value = nib_lua_number(L, "full", "value", 2);
-  nib_dtype dtype = common_options(L, "full", 3, value.is_float ? NIB_FLOAT32 : NIB_INT64, &device);
-  value = nib_lua_element(L, "full", "value", 2, dtype);
-  return push_full(L, "full", device, dtype, ndim, shape, value);
+  struct make make = common_options(L, "full", 3, value.is_float ? NIB_FLOAT32 : NIB_INT64);
+  value = nib_lua_element(L, "full", "value", 2, make.dtype);
+  return push_full(L, "full", make, ndim, shape, value);
 }
 
 /* ---- Sequences --------------------------------------------------------------------------------------------------- */
@@ -141,79 +151,76 @@ static int arange(lua_State *L) {
   if (count > 2) step = finite_number(L, "step", 3);
   if (as_real(step) == 0) return nib_lua_expected(L, "arange", "step", 3, "a number that is not 0");
   bool is_float = start.is_float || stop.is_float || step.is_float;
-  nib_device *device;
-  nib_dtype dtype = common_options(L, "arange", options, is_float ? NIB_FLOAT32 : NIB_INT64, &device);
+  struct make make = common_options(L, "arange", options, is_float ? NIB_FLOAT32 : NIB_INT64);
   int64_t size = is_float ? count_reals(as_real(start), as_real(stop), as_real(step))
                           : count_integers(start.integer, stop.integer, step.integer);
   if (size < 0 || size > INT64_MAX / 16)
     return nib_lua_expected(L, "arange", "stop", count > 1 ? 2 : 1, "an end that fewer than 2^59 elements reach");
   if (is_float) start = NIB_REAL(as_real(start));
-  nib_stream *stream = nib_lua_current_stream(L, "arange", device);
-  nib_lua_object *object = nib_lua_create(L, "arange", device, dtype, 1, &size);
+  nib_stream *stream = nib_lua_current_stream(L, "arange", make.device);
+  nib_lua_object *object = create(L, "arange", make, 1, &size);
   NIB_LUA_DO(L, "arange", nib_tensor_arange(stream, object->tensor, start, step));
   return 1;
 }
 
 /* ---- Random values ----------------------------------------------------------------------------------------------- */
 
-static nib_dtype random_options(lua_State *L, const char *operation, int index, nib_dtype otherwise, nib_device **device,
-                                uint64_t *seed) {
+static struct make random_options(lua_State *L, const char *operation, int index, nib_dtype otherwise, uint64_t *seed) {
+  struct make make;
   nib_lua_options(L, operation, index, allowed_random);
-  nib_dtype dtype = nib_lua_dtype_option(L, operation, index);
-  *device = nib_lua_device_option(L, operation, index);
+  make.dtype = nib_lua_dtype_option(L, operation, index);
+  if (make.dtype == NIB_DTYPE_COUNT) make.dtype = otherwise;
+  make.device = nib_lua_place_option(L, operation, index, &make.pinned);
   nib_lua_state *state = nib_lua_get_state(L);
   bool given = nib_lua_push_option(L, index, "seed") != LUA_TNIL;
   lua_pop(L, 1);
   *seed = (uint64_t)nib_lua_integer_option(L, operation, index, "seed", (int64_t)state->next_seed);
   if (!given) state->next_seed++;
-  return dtype == NIB_DTYPE_COUNT ? otherwise : dtype;
+  return make;
 }
 
 static int randn(lua_State *L) {
   int64_t shape[NIB_MAX_NDIM];
   int options;
-  nib_device *device;
   uint64_t seed;
   int32_t ndim = shape_and_options(L, "randn", shape, &options);
-  nib_dtype dtype = random_options(L, "randn", options, NIB_FLOAT32, &device, &seed);
-  if (!nib_dtype_is_float(dtype))
-    return nib_lua_argument_error(L, "randn", "dtype", "a float dtype, got \"%s\"", nib_dtype_name(dtype));
-  nib_stream *stream = nib_lua_current_stream(L, "randn", device);
-  nib_lua_object *object = nib_lua_create(L, "randn", device, dtype, ndim, shape);
+  struct make make = random_options(L, "randn", options, NIB_FLOAT32, &seed);
+  if (!nib_dtype_is_float(make.dtype))
+    return nib_lua_argument_error(L, "randn", "dtype", "a float dtype, got \"%s\"", nib_dtype_name(make.dtype));
+  nib_stream *stream = nib_lua_current_stream(L, "randn", make.device);
+  nib_lua_object *object = create(L, "randn", make, ndim, shape);
   NIB_LUA_DO(L, "randn", nib_tensor_random_normal(stream, object->tensor, seed));
   return 1;
 }
 
 static int randint(lua_State *L) {
   int64_t shape[NIB_MAX_NDIM];
-  nib_device *device;
   uint64_t seed, bits;
   int64_t low = nib_lua_integer(L, "randint", "low", 1), high = nib_lua_integer(L, "randint", "high", 2);
   int32_t ndim = shape_argument(L, "randint", 3, shape);
-  nib_dtype dtype = random_options(L, "randint", 4, NIB_INT64, &device, &seed);
+  struct make make = random_options(L, "randint", 4, NIB_INT64, &seed);
   if (high <= low) return nib_lua_expected(L, "randint", "high", 2, "an integer above low (%I)", (LUAI_UACINT)low);
-  const char *name = nib_dtype_name(dtype);
-  if (!nib_element_from_number(dtype, NIB_INTEGER(low), &bits))
+  const char *name = nib_dtype_name(make.dtype);
+  if (!nib_element_from_number(make.dtype, NIB_INTEGER(low), &bits))
     return nib_lua_expected(L, "randint", "low", 1, "an integer that %s can hold", name);
-  if (!nib_element_from_number(dtype, NIB_INTEGER(high - 1), &bits))
+  if (!nib_element_from_number(make.dtype, NIB_INTEGER(high - 1), &bits))
     return nib_lua_expected(L, "randint", "high", 2, "at most one more than %s can hold", name);
-  nib_stream *stream = nib_lua_current_stream(L, "randint", device);
-  nib_lua_object *object = nib_lua_create(L, "randint", device, dtype, ndim, shape);
+  nib_stream *stream = nib_lua_current_stream(L, "randint", make.device);
+  nib_lua_object *object = create(L, "randint", make, ndim, shape);
   NIB_LUA_DO(L, "randint", nib_tensor_random_integer(stream, object->tensor, seed, low, high));
   return 1;
 }
 
 static int randperm(lua_State *L) {
-  nib_device *device;
   uint64_t seed;
   int64_t n = nib_lua_integer(L, "randperm", "n", 1);
-  nib_dtype dtype = random_options(L, "randperm", 2, NIB_INT64, &device, &seed);
-  if (dtype != NIB_INT32 && dtype != NIB_INT64)
-    return nib_lua_argument_error(L, "randperm", "dtype", "\"int32\" or \"int64\", got \"%s\"", nib_dtype_name(dtype));
-  if (n < 0 || n > (dtype == NIB_INT32 ? INT32_MAX : INT64_MAX / 16))
-    return nib_lua_expected(L, "randperm", "n", 1, "a count of elements that %s can number", nib_dtype_name(dtype));
-  nib_stream *stream = nib_lua_current_stream(L, "randperm", device);
-  nib_lua_object *object = nib_lua_create(L, "randperm", device, dtype, 1, &n);
+  struct make make = random_options(L, "randperm", 2, NIB_INT64, &seed);
+  if (make.dtype != NIB_INT32 && make.dtype != NIB_INT64)
+    return nib_lua_argument_error(L, "randperm", "dtype", "\"int32\" or \"int64\", got \"%s\"", nib_dtype_name(make.dtype));
+  if (n < 0 || n > (make.dtype == NIB_INT32 ? INT32_MAX : INT64_MAX / 16))
+    return nib_lua_expected(L, "randperm", "n", 1, "a count of elements that %s can number", nib_dtype_name(make.dtype));
+  nib_stream *stream = nib_lua_current_stream(L, "randperm", make.device);
+  nib_lua_object *object = create(L, "randperm", make, 1, &n);
   NIB_LUA_DO(L, "randperm", nib_tensor_random_permutation(stream, object->tensor, seed));
   return 1;
 }
@@ -236,35 +243,33 @@ static bool count_bytes(nib_dtype dtype, int32_t ndim, const int64_t *shape, uin
 
 static int from_bytes(lua_State *L) {
   int64_t shape[NIB_MAX_NDIM];
-  nib_device *device;
   if (lua_type(L, 1) != LUA_TSTRING) return nib_lua_expected(L, "from_bytes", "bytes", 1, "a string");
   size_t length;
   const char *bytes = lua_tolstring(L, 1, &length);
   int32_t ndim = shape_argument(L, "from_bytes", 2, shape);
-  nib_dtype dtype = common_options(L, "from_bytes", 3, NIB_DTYPE_COUNT, &device);
-  if (dtype == NIB_DTYPE_COUNT) return nib_lua_argument_error(L, "from_bytes", "dtype", "the option dtype, got no value");
+  struct make make = common_options(L, "from_bytes", 3, NIB_DTYPE_COUNT);
+  if (make.dtype == NIB_DTYPE_COUNT) return nib_lua_argument_error(L, "from_bytes", "dtype", "the option dtype, got no value");
   uint64_t expected;
-  if (count_bytes(dtype, ndim, shape, &expected) && expected != length)
+  if (count_bytes(make.dtype, ndim, shape, &expected) && expected != length)
     return nib_lua_argument_error(L, "from_bytes", "bytes", "a string of %I bytes, got %I", (LUAI_UACINT)expected,
                                   (LUAI_UACINT)length);
-  nib_lua_refuse_capture(L, "from_bytes", device);
-  nib_stream *stream = nib_lua_current_stream(L, "from_bytes", device);
-  nib_lua_object *object = nib_lua_create(L, "from_bytes", device, dtype, ndim, shape);
+  nib_lua_refuse_capture(L, "from_bytes", make.device);
+  nib_stream *stream = nib_lua_current_stream(L, "from_bytes", make.device);
+  nib_lua_object *object = create(L, "from_bytes", make, ndim, shape);
   NIB_LUA_DO(L, "from_bytes", nib_tensor_write(stream, object->tensor, bytes, length));
   return 1;
 }
 
 static int load(lua_State *L) {
-  nib_device *device;
   const char *path = nib_lua_text(L, "load", "path", 1);
-  nib_dtype as = common_options(L, "load", 2, NIB_DTYPE_COUNT, &device);
-  nib_lua_refuse_capture(L, "load", device);
-  nib_stream *stream = nib_lua_current_stream(L, "load", device);
+  struct make make = common_options(L, "load", 2, NIB_DTYPE_COUNT);
+  nib_lua_refuse_capture(L, "load", make.device);
+  nib_stream *stream = nib_lua_current_stream(L, "load", make.device);
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_TENSOR);
-  nib_status status = nib_npy_load(stream, path, as, &object->tensor);
+  nib_status status = nib_npy_load(stream, path, make.dtype, &object->tensor);
   if (status == NIB_MEMORY) {
     nib_lua_collect(L);
-    status = nib_npy_load(stream, path, as, &object->tensor);
+    status = nib_npy_load(stream, path, make.dtype, &object->tensor);
   }
   if (status == NIB_FILE) {
     lua_pushnil(L);
@@ -274,6 +279,12 @@ static int load(lua_State *L) {
   if (status == NIB_FORMAT) return luaL_error(L, "%s (in %s)", nib_lua_push_message(L, "load", status), path);
   if (status != NIB_OK) return nib_lua_raise(L, "load", status);
   nib_lua_account(L, object->tensor);
+  if (make.pinned) { /* its file is read into ordinary memory */
+    const nib_tensor *read = object->tensor;
+    make.dtype = nib_tensor_dtype(read);
+    nib_lua_object *pinned = create(L, "load", make, nib_tensor_ndim(read), nib_tensor_shape(read));
+    nib_lua_copy(L, "load", pinned->tensor, object->tensor);
+  }
   return 1;
 }
 

@@ -102,7 +102,7 @@ static void walk_data(lua_State *L, struct walk *walk) {
 }
 
 int nib_lua_new_tensor(lua_State *L) {
-  static const char *const allowed[] = { "dtype", "device", NULL };
+  static const char *const allowed[] = { "dtype", "device", "pinned", NULL };
   struct walk walk = { 0 };
   luaL_checkstack(L, 3 * NIB_MAX_NDIM, NULL);
   lua_settop(L, 2);
@@ -110,7 +110,8 @@ int nib_lua_new_tensor(lua_State *L) {
     return nib_lua_expected(L, "tensor", "data", 1, "a number or a table of numbers");
   nib_lua_options(L, "tensor", 2, allowed);
   nib_dtype dtype = nib_lua_dtype_option(L, "tensor", 2);
-  nib_device *device = nib_lua_device_option(L, "tensor", 2);
+  bool pinned;
+  nib_device *device = nib_lua_place_option(L, "tensor", 2, &pinned);
   nib_lua_refuse_capture(L, "tensor", device);
 
   /* The shape is that of the first elements; the walk compares all others with it. */
@@ -132,7 +133,7 @@ int nib_lua_new_tensor(lua_State *L) {
   unsigned char *buffer = walk.out = lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
   walk_data(L, &walk);
   nib_stream *stream = nib_lua_current_stream(L, "tensor", device);
-  nib_lua_object *object = nib_lua_create(L, "tensor", device, walk.dtype, walk.ndim, walk.shape);
+  nib_lua_object *object = nib_lua_create(L, "tensor", device, pinned, walk.dtype, walk.ndim, walk.shape);
   NIB_LUA_DO(L, "tensor", nib_tensor_write(stream, object->tensor, buffer, bytes));
   return 1;
 }
@@ -280,7 +281,7 @@ int nib_lua_tensor_newindex(lua_State *L) {
   if (is_number)
     NIB_LUA_DO(L, "tensor:newindex", nib_tensor_fill(stream, view->tensor, value));
   else
-    NIB_LUA_DO(L, "tensor:newindex", nib_tensor_copy(stream, view->tensor, source));
+    nib_lua_copy(L, "tensor:newindex", view->tensor, source);
   nib_tensor_release(view->tensor);
   view->tensor = NULL;
   return 0;

@@ -1,7 +1,7 @@
 /* The table of functions that a device fills in. Everything above it is the same on every device.
  *
  * Calls come from the thread that uses the runtime, with arguments already checked. Work of a stream is counted by tickets:
- * the runtime increments stream->submitted after each successful launch, call, event_record, event_wait, upload and
+ * the runtime increments stream->submitted after each successful launch, call, event_record, event_wait and
  * plan_launch, and asks `reached` and `wait` about tickets. A function that fails sets the message with nib_fail. */
 #ifndef NIB_BACKEND_H
 #define NIB_BACKEND_H
@@ -22,13 +22,24 @@ struct nib_backend {
   nib_status (*memory_allocate)(nib_device *device, size_t bytes, void **out);
   /* false: not yet (`uses` are not done and the device cannot order the free behind them). */
   bool (*memory_free)(nib_device *device, void *data, size_t bytes, struct nib_uses *uses);
+  /* Host memory that this and all other devices of its kind copy to and from directly. NULL: there is none such. */
+  nib_status (*pinned_allocate)(nib_device *device, size_t bytes, void **out);
+  void (*pinned_free)(nib_device *device, void *data);
+
+  /* A context of the host's for device_open to use, and streams of the host's; NULL where there are none. stream_unwrap: the host
+   * may destroy the handle from now on, so that the rest of the stream's work is told apart without it. */
+  nib_status (*use_context)(nib_device *device, void *context);
+  nib_status (*stream_wrap)(nib_stream *stream, void *handle); /* takes the place of an old handle, whose work is done */
+  void (*stream_unwrap)(nib_stream *stream);
+  void *(*stream_handle)(const nib_stream *stream);
 
   nib_status (*stream_open)(nib_stream *stream);
   void (*stream_close)(nib_stream *stream);
 
-  nib_status (*launch)(nib_stream *stream, const struct nib_work *work); /* a user's kernel only if module_load is there */
+  /* A user's kernel only if module_load is there, a transfer only if pinned_allocate is. */
+  nib_status (*launch)(nib_stream *stream, const struct nib_work *work);
   nib_status (*call)(nib_stream *stream, nib_status (*function)(void *user), void *user);
-  nib_status (*upload)(nib_stream *stream, void *destination, const void *source, size_t bytes); /* source free on return */
+  nib_status (*upload)(nib_device *device, void *destination, const void *source, size_t bytes); /* done on return, in no order */
   nib_status (*download)(nib_device *device, void *destination, const void *source, size_t bytes); /* writers are done */
 
   /* Kernels of the user's own; NULL where there are none. `image` ends with a 0 behind its bytes. compile's image belongs to the
@@ -41,7 +52,9 @@ struct nib_backend {
                               struct nib_params_layout *layout);
 
   nib_status (*event_record)(nib_stream *stream, nib_event *event);
-  nib_status (*event_wait)(nib_stream *stream, nib_event *event);
+  nib_status (*event_wait)(nib_stream *stream, nib_event *event); /* of the same kind of device */
+  /* Later work of the stream comes after another's (of the same kind of device) up to the ticket; counted by no ticket. */
+  nib_status (*follow)(nib_stream *stream, nib_stream *other, uint64_t ticket);
   nib_status (*event_elapsed)(nib_event *start, nib_event *end, double *milliseconds);
   void (*event_destroy)(nib_event *event);
 
@@ -54,6 +67,8 @@ struct nib_backend {
   nib_status (*plan_prepare)(nib_device *device, struct nib_plan *plan, struct nib_plan *replaced); /* replaced may be NULL */
   nib_status (*plan_launch)(nib_stream *stream, struct nib_plan *plan);
   void (*plan_destroy)(struct nib_plan *plan);
+  /* The driver's own picture of it, as nib_graph_dot gives its text; NULL where the driver has none. */
+  nib_status (*plan_dot)(struct nib_plan *plan, char *text, size_t size, size_t *needed);
 };
 
 /* Fills devices[0]. */

@@ -142,25 +142,6 @@ static struct nib_copy_params copy_params(const nib_tensor *destination, const n
   return params;
 }
 
-/* Between devices: through host memory. Waits for what writes the source. */
-static nib_status copy_across(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
-  nib_runtime *rt = stream->device->runtime;
-  nib_status status = nib_check_not_capturing(stream->device, "tensor:copy");
-  if (status == NIB_OK) status = nib_check_not_capturing(nib_tensor_dev(source), "tensor:copy");
-  nib_tensor *converted = NULL;
-  if (status == NIB_OK) status = nib_tensor_create(nib_tensor_dev(source), destination->dtype, destination->ndim, destination->shape, &converted);
-  size_t bytes = (size_t)nib_tensor_numel(destination) * nib_dtype_bytes(destination->dtype);
-  void *host = NULL;
-  if (status == NIB_OK) status = nib_tensor_wait(source, -1);
-  if (status == NIB_OK) status = nib_tensor_copy(nib_tensor_dev(source)->default_stream, converted, source);
-  if (status == NIB_OK && bytes > 0 && !(host = nib_allocate(rt, bytes))) status = nib_fail_memory(rt, "tensor:copy", bytes);
-  if (status == NIB_OK) status = nib_tensor_read(converted, host, bytes, -1);
-  if (status == NIB_OK) status = nib_tensor_write(stream, destination, host, bytes);
-  nib_free(rt, host, bytes);
-  nib_tensor_release(converted);
-  return status;
-}
-
 /* Between views that may share elements: as if all were read before any is written. */
 static nib_status copy_overlapping(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
   nib_tensor *read;
@@ -172,35 +153,192 @@ static nib_status copy_overlapping(nib_stream *stream, nib_tensor *destination, 
   return status;
 }
 
-nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
-  nib_runtime *rt = stream->device->runtime;
+/* ---- Copies between devices -------------------------------------------------------------------------------------------- */
+
+static bool is_plain(const nib_tensor *destination, const nib_tensor *source) { /* the same elements in the same order */
+  return destination->dtype == source->dtype && nib_tensor_numel(destination) == nib_tensor_numel(source);
+}
+
+static size_t compact_bytes(const nib_tensor *tensor) {
+  return (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(tensor->dtype);
+}
+
+/* Whether the GPU's copy engine can do it, or all of it but conversions and strides on the GPU's side. */
+static bool is_direct(const nib_tensor *destination, const nib_tensor *source) {
+  const nib_tensor *host = nib_tensor_dev(source)->backend->host_memory ? source : destination;
+  return nib_tensor_dev(destination)->backend->host_memory != nib_tensor_dev(source)->backend->host_memory &&
+         nib_tensor_is_pinned(host) && nib_tensor_is_contiguous(host);
+}
+
+static nib_status transfer(nib_stream *stream, const char *name, nib_tensor *destination, nib_tensor *source) {
+  nib_device *from = nib_tensor_dev(source);
+  struct nib_transfer move = { nib_tensor_data(destination), nib_tensor_data(source), compact_bytes(destination),
+                               from->backend->host_memory || from == stream->device ? NULL : from };
+  struct nib_work work = { .name = name, .kernel = NIB_WORK_TRANSFER, .params = &move, .bytes = sizeof move };
+  struct nib_access accesses[] = { { destination, true }, { source, false } };
+  return nib_submit(stream, "tensor:copy", &work, accesses, 2);
+}
+
+/* `stream` comes after what other streams have queued on the tensor so far. */
+static nib_status follow_uses(nib_stream *stream, nib_tensor *tensor, bool writes_only) {
+  struct nib_uses *uses = &tensor->storage->deferred.uses;
+  for (int32_t i = 0; i < uses->count; i++) {
+    nib_stream *other = uses->items[i].stream;
+    uint64_t read = uses->items[i].read, write = uses->items[i].write, ticket = writes_only || write > read ? write : read;
+    if (other == stream || other->device->backend != stream->device->backend || other->device->backend->reached(other, ticket)) continue;
+    nib_status status = other->capture ? nib_check_not_capturing(other->device, "tensor:copy") : NIB_OK;
+    if (status == NIB_OK) status = stream->device->backend->follow(stream, other, ticket);
+    if (status != NIB_OK) return status;
+  }
+  return NIB_OK;
+}
+
+/* Between a GPU, in its stream, and pinned memory. */
+static nib_status copy_pinned(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
+  bool down = nib_tensor_dev(destination)->backend->host_memory;
+  nib_tensor *host = down ? destination : source, *other = down ? source : destination, *staging = NULL;
+  nib_status status = nib_check_stream(stream, "tensor:copy");
+  if (status == NIB_OK && !stream->capture) { /* a graph's replay sees to it itself */
+    status = nib_wait_for_cpu(host->storage, !down, -1);
+    if (status == NIB_OK) status = follow_uses(stream, host, !down);
+  }
+  if (status != NIB_OK) return status;
+  if (!is_plain(destination, source) || !nib_tensor_is_contiguous(other)) {
+    status = nib_tensor_create(stream->device, host->dtype, host->ndim, host->shape, &staging);
+    if (status == NIB_OK && down) status = nib_tensor_copy(stream, staging, source);
+    other = staging;
+  }
+  if (status == NIB_OK)
+    status = down ? transfer(stream, "copy to host", destination, other) : transfer(stream, "copy to device", other, source);
+  if (status == NIB_OK && staging && !down) status = nib_tensor_copy(stream, destination, staging);
+  nib_tensor_release(staging);
+  return status;
+}
+
+/* Between two GPUs: work of `to`, and in its order also of `from`, so that later work there may overwrite the source. */
+static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
+  nib_tensor *packed = NULL, *landing = NULL;
+  nib_status status = nib_check_stream(to, "tensor:copy");
+  if (status == NIB_OK) status = nib_check_stream(from, "tensor:copy");
+  if (status == NIB_OK) status = nib_check_not_capturing(to->device, "tensor:copy");
+  if (status == NIB_OK) status = nib_check_not_capturing(from->device, "tensor:copy");
+  bool pack = source->dtype != destination->dtype || !nib_tensor_is_contiguous(source);
+  bool land = nib_tensor_numel(source) != nib_tensor_numel(destination) || !nib_tensor_is_contiguous(destination);
+  if (status == NIB_OK && pack) status = nib_tensor_create(from->device, destination->dtype, source->ndim, source->shape, &packed);
+  if (status == NIB_OK && land) status = nib_tensor_create(to->device, destination->dtype, source->ndim, source->shape, &landing);
+  if (status == NIB_OK && pack) status = follow_uses(from, source, true);
+  if (status == NIB_OK && pack) status = nib_tensor_copy(from, packed, source);
+  if (status == NIB_OK) status = to->device->backend->follow(to, from, from->submitted);
+  if (status == NIB_OK && !pack) status = follow_uses(to, source, true);
+  if (status == NIB_OK) status = transfer(to, "copy from device", land ? landing : destination, pack ? packed : source);
+  if (status == NIB_OK && !pack) status = from->device->backend->follow(from, to, to->submitted);
+  if (status == NIB_OK && land) status = nib_tensor_copy(to, destination, landing);
+  nib_tensor_release(packed);
+  nib_tensor_release(landing);
+  return status;
+}
+
+static nib_status wait_for_source(nib_tensor *destination, nib_tensor *source, int64_t timeout_us) {
+  nib_status status = nib_check_not_capturing(nib_tensor_dev(destination), "tensor:copy");
+  if (status == NIB_OK) status = nib_check_not_capturing(nib_tensor_dev(source), "tensor:copy");
+  return status == NIB_OK ? nib_tensor_wait(source, timeout_us) : status;
+}
+
+/* Everything else: through host memory, when the source's writers are done. */
+static nib_status copy_through_host(nib_stream *to, nib_tensor *destination, nib_tensor *source) {
+  nib_runtime *rt = to->device->runtime;
+  nib_status status = wait_for_source(destination, source, -1);
+  size_t bytes = compact_bytes(source);
+  const void *data = nib_tensor_data(source);
+  void *owned = NULL;
+  nib_tensor *landing = NULL;
+  if (status == NIB_OK && !(nib_tensor_dev(source)->backend->host_memory && nib_tensor_is_contiguous(source))) {
+    data = owned = nib_allocate(rt, bytes);
+    status = owned ? nib_tensor_read(source, owned, bytes, -1) : nib_fail_memory(rt, "tensor:copy", bytes);
+  }
+  if (status == NIB_OK && !is_plain(destination, source))
+    status = nib_tensor_create(to->device, source->dtype, source->ndim, source->shape, &landing);
+  if (status == NIB_OK) status = nib_tensor_write(to, landing ? landing : destination, data, bytes);
+  if (status == NIB_OK && landing) status = nib_tensor_copy(to, destination, landing);
+  nib_free(rt, owned, bytes);
+  nib_tensor_release(landing);
+  return status;
+}
+
+/* ---- Copies ------------------------------------------------------------------------------------------------------------- */
+
+/* The source as a view of the destination's shape, which holds no reference of its own. */
+static nib_status check_copy(nib_tensor *destination, nib_tensor *source, nib_tensor *view) {
+  nib_runtime *rt = nib_tensor_runtime(destination);
   nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = check_device("tensor:copy", "destination", destination, stream);
   if (status == NIB_OK) status = check_output("tensor:copy", "destination", destination);
   if (status != NIB_OK) return status;
   char want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
-  nib_tensor view = *source; /* expanded, on the stack: it holds no reference of its own */
+  *view = *source;
   bool fits = source->ndim <= destination->ndim;
-  view.ndim = destination->ndim;
+  view->ndim = destination->ndim;
   for (int32_t i = 0; fits && i < destination->ndim; i++) {
     int32_t from = i - (destination->ndim - source->ndim);
     int64_t size = from >= 0 ? source->shape[from] : 1;
     fits = size == destination->shape[i] || size == 1;
-    view.shape[i] = destination->shape[i];
-    view.stride[i] = from >= 0 && size != 1 ? source->stride[from] : 0;
+    view->shape[i] = destination->shape[i];
+    view->stride[i] = from >= 0 && size != 1 ? source->stride[from] : 0;
   }
   if (!fits)
     return nib_fail(rt, NIB_INVALID, "tensor:copy: source: expected a tensor expandable to the shape of %s, got %s",
                     nib_describe(destination, want, sizeof want), nib_describe(source, have, sizeof have));
   if (nib_tensor_runtime(source) != rt)
     return nib_fail(rt, NIB_INVALID, "tensor:copy: source: expected a tensor of the same runtime, got one of another");
-  if (nib_tensor_numel(destination) == 0) return nib_check_stream(stream, "tensor:copy");
-  if (nib_tensor_dev(source) != stream->device) return copy_across(stream, destination, source);
+  return NIB_OK;
+}
+
+static nib_status copy_here(nib_stream *stream, nib_tensor *destination, nib_tensor *source, const nib_tensor *view) {
   if (nib_tensor_same_view(destination, source)) return nib_check_stream(stream, "tensor:copy");
   if (nib_tensor_overlaps(destination, source)) return copy_overlapping(stream, destination, source);
-  struct nib_copy_params params = copy_params(destination, &view);
+  struct nib_copy_params params = copy_params(destination, view);
   struct nib_access accesses[] = { { destination, true }, { source, false } };
   return nib_launch(stream, "tensor:copy", NIB_KERNEL_COPY, &params, sizeof params, accesses, 2);
+}
+
+nib_status nib_tensor_copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
+  nib_tensor view;
+  nib_status status = check_device("tensor:copy", "destination", destination, to);
+  if (status == NIB_OK) status = check_copy(destination, source, &view);
+  if (status == NIB_OK) status = check_device("tensor:copy", "source", source, from);
+  if (status != NIB_OK) return status;
+  bool up = nib_tensor_dev(source)->backend->host_memory;
+  if (nib_tensor_numel(destination) == 0) return nib_check_stream(to, "tensor:copy");
+  if (to->device == from->device) return copy_here(to, destination, source, &view);
+  if (is_direct(destination, source)) return copy_pinned(up ? to : from, destination, source);
+  if (to->device->backend == from->device->backend) return copy_between(to, from, destination, source);
+  return copy_through_host(to, destination, source);
+}
+
+nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
+  nib_device *to = nib_tensor_dev(destination), *from = nib_tensor_dev(source);
+  if (to == from || to->runtime != from->runtime || (stream->device != to && stream->device != from))
+    return nib_tensor_copy_between(stream, stream, destination, source);
+  if (stream->device->backend->host_memory && is_direct(destination, source)) { /* its later work counts on the copy */
+    nib_tensor view;
+    nib_status status = check_copy(destination, source, &view);
+    if (status != NIB_OK) return status;
+    if (nib_tensor_numel(destination) == 0) return nib_check_stream(stream, "tensor:copy");
+    return copy_through_host(stream->device == to ? stream : to->default_stream, destination, source);
+  }
+  return nib_tensor_copy_between(stream->device == to ? stream : to->default_stream,
+                                 stream->device == from ? stream : from->default_stream, destination, source);
+}
+
+nib_status nib_tensor_copy_wait(nib_tensor *destination, nib_tensor *source, int64_t timeout_us) {
+  nib_device *to = nib_tensor_dev(destination), *from = nib_tensor_dev(source);
+  nib_status status = nib_enter(to->runtime);
+  if (status != NIB_OK || to == from || (to->backend == from->backend && !to->backend->host_memory)) return status;
+  if (is_direct(destination, source)) {
+    bool down = to->backend->host_memory;
+    if ((down ? from : to)->capture) return NIB_OK; /* it is recorded */
+    return nib_wait_for_cpu((down ? destination : source)->storage, !down, timeout_us);
+  }
+  return wait_for_source(destination, source, timeout_us);
 }
 
 /* ---- Sequences and random values ---------------------------------------------------------------------------------------- */
@@ -292,21 +430,15 @@ nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *
   if (status == NIB_OK) status = check_bytes("tensor:write", tensor, bytes);
   if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:write");
   if (status != NIB_OK || bytes == 0) return status;
-  bool compact = nib_tensor_is_contiguous(tensor);
-  if (device->backend->host_memory && compact && tensor->storage->deferred.uses.capacity == 0) {
-    memcpy(nib_tensor_data(tensor), data, bytes); /* no work ever knew this memory, so that there is no order to keep */
+  /* No work ever knew this memory, so that there is no order to keep. */
+  if (nib_tensor_is_contiguous(tensor) && tensor->storage->deferred.uses.capacity == 0) {
+    if (!device->backend->host_memory) return device->backend->upload(device, nib_tensor_data(tensor), data, bytes);
+    memcpy(nib_tensor_data(tensor), data, bytes);
     return NIB_OK;
   }
   nib_tensor *staging;
   status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &staging);
-  if (status != NIB_OK) return status;
-  if (device->backend->host_memory) {
-    memcpy(nib_tensor_data(staging), data, bytes);
-  } else {
-    status = nib_uses_reserve(device->runtime, device, &staging->storage->deferred.uses);
-    if (status == NIB_OK) status = device->backend->upload(stream, nib_tensor_data(staging), data, bytes);
-    if (status == NIB_OK) nib_uses_add(&staging->storage->deferred.uses, stream, ++stream->submitted, true);
-  }
+  if (status == NIB_OK) status = nib_tensor_write(stream, staging, data, bytes);
   if (status == NIB_OK) status = nib_tensor_copy(stream, tensor, staging);
   nib_tensor_release(staging);
   return status;
@@ -347,11 +479,13 @@ nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t
     return NIB_OK;
   }
   if (compact) return device->backend->download(device, data, nib_tensor_data(tensor), bytes);
-  nib_tensor *packed;
-  status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
-  if (status != NIB_OK) return status;
-  status = nib_tensor_copy(device->default_stream, packed, tensor);
+  nib_tensor *packed = NULL;
+  nib_stream *idle = NULL; /* so that it waits for this copy alone */
+  status = nib_stream_create(device, 0, &idle);
+  if (status == NIB_OK) status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
+  if (status == NIB_OK) status = nib_tensor_copy(idle, packed, tensor);
   if (status == NIB_OK) status = nib_tensor_read(packed, data, bytes, -1);
   nib_tensor_release(packed);
+  nib_stream_release(idle);
   return status;
 }

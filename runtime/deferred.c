@@ -1,22 +1,23 @@
 /* What queued work still uses: tickets of streams on storages, events and plans, and freeing behind them. */
 #include "backend.h"
 
-static bool use_is_done(nib_device *device, const struct nib_use *use) {
+/* The streams may be of several devices: pinned memory is the CPU's and used by GPUs. */
+static bool use_is_done(const struct nib_use *use) {
   uint64_t ticket = use->read > use->write ? use->read : use->write;
-  return device->backend->reached(use->stream, ticket);
+  return use->stream->device->backend->reached(use->stream, ticket);
 }
 
-bool nib_uses_idle(nib_device *device, struct nib_uses *uses) {
+bool nib_uses_idle(struct nib_uses *uses) {
   int32_t kept = 0;
   for (int32_t i = 0; i < uses->count; i++)
-    if (!use_is_done(device, &uses->items[i])) uses->items[kept++] = uses->items[i];
+    if (!use_is_done(&uses->items[i])) uses->items[kept++] = uses->items[i];
   uses->count = kept;
   return kept == 0;
 }
 
-nib_status nib_uses_reserve(nib_runtime *rt, nib_device *device, struct nib_uses *uses) {
+nib_status nib_uses_reserve(nib_runtime *rt, struct nib_uses *uses) {
   if (uses->count < uses->capacity) return NIB_OK;
-  nib_uses_idle(device, uses);
+  nib_uses_idle(uses);
   if (uses->count < uses->capacity) return NIB_OK;
   int32_t capacity = uses->capacity ? uses->capacity * 2 : 2;
   struct nib_use *items = nib_reallocate(rt, uses->items, sizeof *items * (size_t)uses->capacity, sizeof *items * (size_t)capacity);
@@ -46,7 +47,7 @@ static bool can_destroy(struct nib_deferred *object) {
   nib_device *device = object->device;
   if (device->runtime->closed) return true;
   if (device->capture && device->backend->captures_natively) return false;
-  return nib_uses_idle(device, &object->uses);
+  return nib_uses_idle(&object->uses);
 }
 
 void nib_defer(struct nib_deferred *object) {
@@ -83,7 +84,12 @@ void nib_reap(nib_device *device, int64_t deadline_us) {
 
 void nib_drain(nib_device *device) {
   if (device->capture && device->backend->captures_natively) return;
-  for (nib_stream *stream = device->streams; stream; stream = stream->next)
-    device->backend->wait(stream, stream->submitted, -1);
+  for (struct nib_deferred *object = device->limbo; object; object = object->next)
+    for (int32_t i = 0; i < object->uses.count; i++) {
+      struct nib_use *use = &object->uses.items[i];
+      nib_device *user = use->stream->device;
+      if (!user->capture || !user->backend->captures_natively)
+        user->backend->wait(use->stream, use->read > use->write ? use->read : use->write, -1);
+    }
   nib_reap(device, 0);
 }

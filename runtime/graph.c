@@ -176,8 +176,10 @@ static struct nib_plan *close_capture(nib_device *device) {
   struct nib_capture *capture = device->capture;
   struct nib_plan *plan = capture->plan;
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
+    bool unwrap = stream->capture && stream->released && stream->wrapped; /* released inside */
     stream->capture = NULL;
     stream->frontier_count = 0;
+    if (unwrap) device->backend->stream_unwrap(stream);
   }
   device->capture = NULL;
   nib_free(device->runtime, capture, sizeof *capture);
@@ -278,6 +280,17 @@ void nib_graph_release(nib_graph *graph) {
 nib_device *nib_graph_device(const nib_graph *graph) { return graph->device; }
 int32_t nib_graph_node_count(const nib_graph *graph) { return graph->plan->node_count; }
 
+nib_status nib_graph_wait(nib_graph *graph, int64_t timeout_us) {
+  nib_status status = nib_enter(graph->device->runtime);
+  int64_t start = nib_now_us();
+  for (int32_t i = 0; status == NIB_OK && i < graph->plan->pin_count; i++) {
+    const struct nib_pin *pin = &graph->plan->pins[i];
+    if (pin->storage->deferred.device != graph->device)
+      status = nib_wait_for_cpu(pin->storage, !pin->write, nib_time_left(start, timeout_us));
+  }
+  return status;
+}
+
 nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
   nib_device *device = graph->device;
   nib_runtime *rt = device->runtime;
@@ -290,9 +303,10 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
                     stream->device->info.name);
   struct nib_plan *plan = graph->plan;
   if (plan->node_count == 0) return NIB_OK;
-  status = nib_uses_reserve(rt, device, &plan->deferred.uses);
+  status = nib_graph_wait(graph, -1);
+  if (status == NIB_OK) status = nib_uses_reserve(rt, &plan->deferred.uses);
   for (int32_t i = 0; status == NIB_OK && i < plan->pin_count; i++)
-    status = nib_uses_reserve(rt, device, &plan->pins[i].storage->deferred.uses);
+    status = nib_uses_reserve(rt, &plan->pins[i].storage->deferred.uses);
   if (status == NIB_OK) status = device->backend->plan_launch(stream, plan);
   if (status != NIB_OK) return status;
   stream->submitted++;
@@ -341,4 +355,11 @@ nib_status nib_graph_dot(nib_graph *graph, char *data, size_t size, size_t *need
   append(&text, "}\n");
   *needed = text.length;
   return NIB_OK;
+}
+
+nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_t *needed) {
+  const struct nib_backend *backend = graph->device->backend;
+  nib_status status = nib_enter(graph->device->runtime);
+  if (status != NIB_OK) return status;
+  return backend->plan_dot ? backend->plan_dot(graph->plan, text, size, needed) : nib_graph_dot(graph, text, size, needed);
 }

@@ -33,6 +33,7 @@ struct nib_storage {
   void *data;
   size_t bytes;
   int32_t references;
+  nib_device *pinned_by; /* of the CPU's: the GPU whose driver gave the memory; NULL: ordinary */
 };
 
 struct nib_tensor {
@@ -50,6 +51,7 @@ struct nib_stream {
   uint64_t submitted; /* ticket of the last work */
   int32_t priority;
   bool released; /* free to be handed out again once its work is done */
+  bool wrapped;  /* around a handle of the host's, which is the host's alone again after the release */
   void *impl;    /* the device's */
   /* While capturing: the nodes that the next one depends on. */
   struct nib_capture *capture;
@@ -69,7 +71,7 @@ struct nib_event {
 };
 
 struct nib_node {
-  enum nib_kernel kernel; /* NIB_KERNEL_COUNT: a user's */
+  enum nib_kernel kernel; /* or as in nib_work */
   nib_module *module;     /* of a user's kernel, kept alive */
   const char *name;       /* the user's is the node's own copy */
   uint32_t bytes;
@@ -141,10 +143,20 @@ struct nib_runtime {
   char error[1024];
 };
 
-/* A kernel to run: one of ours, whose launch the device works out from the params, or a user's. */
+/* Bytes for the copy engine of a GPU to move, between it and pinned memory, or from another GPU. */
+struct nib_transfer {
+  void *destination;
+  const void *source;
+  size_t bytes;
+  nib_device *from; /* the other GPU, or NULL */
+};
+
+/* A kernel to run: one of ours, whose launch the device works out from the params, or a user's; or a transfer. */
+#define NIB_WORK_USER_KERNEL NIB_KERNEL_COUNT
+#define NIB_WORK_TRANSFER ((enum nib_kernel)(NIB_KERNEL_COUNT + 1)) /* params: struct nib_transfer */
 struct nib_work {
   const char *name;
-  enum nib_kernel kernel; /* NIB_KERNEL_COUNT: a user's */
+  enum nib_kernel kernel;
   const void *params;
   size_t bytes;
   nib_module *module;
@@ -181,17 +193,18 @@ int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
 nib_status nib_take_trouble(nib_device *device, nib_stream *only);
 
 /* ---- deferred.c ---- */
-bool nib_uses_idle(nib_device *device, struct nib_uses *uses); /* drops finished entries */
-nib_status nib_uses_reserve(nib_runtime *rt, nib_device *device, struct nib_uses *uses);
+bool nib_uses_idle(struct nib_uses *uses); /* drops finished entries */
+nib_status nib_uses_reserve(nib_runtime *rt, struct nib_uses *uses);
 void nib_uses_add(struct nib_uses *uses, nib_stream *stream, uint64_t ticket, bool write); /* after a reserve */
 void nib_uses_free(nib_runtime *rt, struct nib_uses *uses);
 void nib_defer(struct nib_deferred *object);                    /* destroys it now or when its uses are done */
 void nib_reap(nib_device *device, int64_t deadline_us); /* destroys what is done, until nib_now_us() passes the deadline; 0: none */
-void nib_drain(nib_device *device);                             /* waits for all streams, then reaps */
+void nib_drain(nib_device *device);                             /* waits for what uses the limbo's objects, then reaps */
 
 /* ---- tensor.c ---- */
 void nib_storage_retain(struct nib_storage *storage);
 void nib_storage_release(struct nib_storage *storage);
+bool nib_storage_free(struct nib_storage *storage); /* its memory alone; false: not yet */
 /* Writes "float32 {2, 3}" for messages; returns text. */
 const char *nib_describe(const nib_tensor *tensor, char *text, size_t size);
 #define NIB_DESCRIPTION 160
@@ -215,7 +228,10 @@ nib_status nib_submit(nib_stream *stream, const char *operation, const struct ni
 /* Refuses streams that cannot take work now: another capture is open on their device and they have not joined it. */
 nib_status nib_check_stream(nib_stream *stream, const char *operation);
 nib_status nib_stream_open_default(nib_device *device);
+/* Reports trouble of `device` and of the devices whose streams it waited for. */
 nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us);
+/* Waits for the CPU's work on pinned memory, and for no GPU's. */
+nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64_t timeout_us);
 
 /* ---- module.c ---- */
 void nib_module_retain(nib_module *module);

@@ -14,7 +14,7 @@
  *
  * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait:
  * negative waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only
- * where they say so, and in two cases: a stream of the CPU whose queue is full (256 pieces of work) makes the next one wait
+ * where they say so (nib_tensor_copy, nib_stream_wait, nib_graph_replay: some cases with two devices), and in two cases: a stream of the CPU whose queue is full (256 pieces of work) makes the next one wait
  * for room, and a tensor for which there is no memory waits for queued work that holds some. So a function given to
  * nib_stream_call must not depend on what the thread that uses the runtime does next.
  *
@@ -151,6 +151,9 @@ NIB_API nib_status nib_device_find(nib_runtime *runtime, const char *name, nib_d
 NIB_API nib_device *nib_device_best(nib_runtime *runtime);
 
 NIB_API nib_runtime *nib_device_runtime(const nib_device *device);
+/* The device uses this CUcontext of the host's instead of its GPU's primary one. Before the device is used; the host keeps it
+ * until the runtime is closed. INVALID when it is no context of this GPU, STATE when it comes too late. */
+NIB_API nib_status nib_device_use_context(nib_device *device, void *context);
 /* Never released. NULL only when a GPU cannot be opened (nib_error tells why). */
 NIB_API nib_stream *nib_device_default_stream(nib_device *device);
 NIB_API nib_memory_info nib_device_memory(nib_device *device);
@@ -197,6 +200,10 @@ static inline nib_number NIB_REAL(double real) {
 /* A compact tensor [shape[0], ..., shape[ndim-1]] of unspecified contents; ndim 0 is one element. Fails with INVALID
  * (ndim > 8, a negative size, a byte count past 2^62) before anything is allocated, or MEMORY. */
 NIB_API nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out);
+/* The same on the CPU in pinned memory, which GPUs copy to and from directly (nib_tensor_copy); ordinary memory where no GPU can
+ * be used. Memory that is given back is kept for later tensors until it is needed or the runtime closes. */
+NIB_API nib_status nib_tensor_create_pinned(nib_runtime *runtime, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+                                            nib_tensor **out);
 NIB_API void nib_tensor_release(nib_tensor *tensor); /* NULL is allowed */
 
 NIB_API nib_device *nib_tensor_device(const nib_tensor *tensor);
@@ -206,6 +213,7 @@ NIB_API const int64_t *nib_tensor_shape(const nib_tensor *tensor);  /* ndim size
 NIB_API const int64_t *nib_tensor_stride(const nib_tensor *tensor); /* ndim strides, >= 0 */
 NIB_API int64_t nib_tensor_numel(const nib_tensor *tensor);
 NIB_API bool nib_tensor_is_contiguous(const nib_tensor *tensor);
+NIB_API bool nib_tensor_is_pinned(const nib_tensor *tensor); /* false in ordinary memory */
 /* The first element, in the device's address space. Reading or writing through it is the caller's to order. */
 NIB_API void *nib_tensor_data(const nib_tensor *tensor);
 /* The same device memory, first element, dtype, shape and strides. */
@@ -230,8 +238,18 @@ NIB_API nib_status nib_tensor_alias(nib_tensor *tensor, nib_tensor **out);
 /* destination = source, converted: to floats round to nearest even (float8_e4m3fn saturates), float to integer truncates
  * and saturates with NaN as 0, integers saturate, a NaN becomes 0x7FFFFFFF, 0x7FFF or 0x7F, the same dtype keeps every bit.
  * `source` may be expandable to the destination's shape and may share memory with it (all is read before any is
- * written). Devices may differ (not during a capture). */
+ * written). Devices may differ; `stream` is then of either one.
+ * - Between a GPU and a contiguous tensor in pinned memory, with a stream of the GPU: queued for the copy engine, conversions and
+ *   strides on the GPU's side; capturable. Only for CPU work on the pinned tensor that is queued already the call waits. Reading
+ *   the tensor waits for the copy; CPU work on it that comes later has to (nib_event_record, nib_stream_wait).
+ * - Between two GPUs: queued in `stream` and, as to order, in the other GPU's default stream; after all writers of the source.
+ *   Not during a capture.
+ * - All others: the call waits for the source's writers. Not during a capture. */
 NIB_API nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source);
+/* The same with a stream of each tensor's device: `to` of the destination's and `from` of the source's, maybe the same one. */
+NIB_API nib_status nib_tensor_copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source);
+/* Waits for what a copy would wait for in the call (with a stream of the GPU, in the first case), so that it does not. */
+NIB_API nib_status nib_tensor_copy_wait(nib_tensor *destination, nib_tensor *source, int64_t timeout_us);
 NIB_API nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number value);
 /* Element i = start + i*step, row-major; in float64 (two roundings, then one to the dtype) if either is real. Contiguous. */
 NIB_API nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib_number start, nib_number step);
@@ -277,6 +295,12 @@ NIB_API nib_status nib_npy_save(nib_tensor *tensor, const char *path);
 
 /* priority: negative is high, 0 normal; a hint (without effect on the CPU). */
 NIB_API nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **out);
+/* A stream around a CUstream of the host's, of the device's context and none of the driver's default streams; work of both sides
+ * is in one order. The handle must be good until the release (inside a capture of it, until the capture's end); it is never
+ * destroyed here. INVALID for a handle that the driver does not know or that is of another context, and on the CPU. */
+NIB_API nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out);
+/* The CUstream of a stream that is not released, for work of the host's own; NULL on the CPU. */
+NIB_API void *nib_stream_handle(const nib_stream *stream);
 /* Its queued work still runs. A default stream is left as it is. */
 NIB_API void nib_stream_release(nib_stream *stream);
 NIB_API nib_device *nib_stream_device(const nib_stream *stream);
@@ -293,7 +317,8 @@ NIB_API nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(vo
 NIB_API nib_status nib_event_record(nib_stream *stream, nib_event **out);
 NIB_API void nib_event_release(nib_event *event); /* NULL is allowed */
 NIB_API nib_device *nib_event_device(const nib_event *event);
-/* Later work of the stream waits for the event (same device). Waiting for an event of a capture makes a stream join it. */
+/* Later work of the stream waits for the event. Waiting for an event of a capture on its device makes a stream join it. Where one
+ * of the two is the CPU's and the other a GPU's, the call waits for the event (nib_event_synchronize first: with a timeout). */
 NIB_API nib_status nib_stream_wait(nib_stream *stream, nib_event *event);
 NIB_API nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us);
 /* Milliseconds between two events whose work is done (TIMEOUT if it is not). */
@@ -316,14 +341,18 @@ NIB_API void nib_capture_abort(nib_stream *stream);
 
 NIB_API void nib_graph_release(nib_graph *graph); /* NULL is allowed; queued replays still run */
 NIB_API nib_device *nib_graph_device(const nib_graph *graph);
-/* Runs the graph once as work of the stream. */
+/* Runs the graph once as work of the stream. Waits for the CPU's queued work on pinned tensors that the graph copies. */
 NIB_API nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream);
+/* That wait alone. */
+NIB_API nib_status nib_graph_wait(nib_graph *graph, int64_t timeout_us);
 NIB_API int32_t nib_graph_node_count(const nib_graph *graph);
 NIB_API const char *nib_graph_node_name(const nib_graph *graph, int32_t node);
 /* Nodes that this one waits for, ascending; returns how many. */
 NIB_API int32_t nib_graph_node_deps(const nib_graph *graph, int32_t node, const int32_t **deps);
 /* The graph in Graphviz's language, into text[size] with a final 0; *needed is the length without it. text may be NULL. */
 NIB_API nib_status nib_graph_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
+/* The same as the driver sees it, with everything that it tells about each node; nib_graph_dot's where there is no driver. */
+NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
 
 /* ---- Kernels of your own (CUDA devices) ------------------------------------------------------------------------------ */
 

@@ -174,18 +174,23 @@ int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
 
 /* ---- Creating and closing ------------------------------------------------------------------------------------------ */
 
-static void close_device(nib_device *device) {
-  if (!device->backend) return;
+static void finish_work(nib_device *device) {
   nib_capture_close(device);
   if (device->backend->abandon) device->backend->abandon(device);
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
     if (stream->impl) device->backend->wait(stream, stream->submitted, -1);
+}
+
+static void free_memory(nib_device *device) {
   nib_reap(device, 0);
   for (struct nib_storage *storage = device->storages; storage; storage = storage->next) {
-    device->backend->memory_free(device, storage->data, storage->bytes, &storage->deferred.uses);
+    nib_storage_free(storage);
     storage->data = NULL;
   }
   device->storages = NULL;
+}
+
+static void close_device(nib_device *device) {
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
     if (stream->impl) device->backend->stream_close(stream);
   device->backend->device_close(device);
@@ -240,7 +245,11 @@ nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
 
 void nib_runtime_close(nib_runtime *rt) {
   if (!rt || rt->closed || nib_is_forked(rt)) return; /* a child has none of the threads, and maybe locks that nobody frees */
-  for (int32_t i = 0; i < rt->device_count; i++) close_device(&rt->devices[i]);
+  /* In steps of all: a device's work may use another's memory. */
+  int32_t count = rt->devices[0].backend ? rt->device_count : 0;
+  for (int32_t i = 0; i < count; i++) finish_work(&rt->devices[i]);
+  for (int32_t i = 0; i < count; i++) free_memory(&rt->devices[i]);
+  for (int32_t i = 0; i < count; i++) close_device(&rt->devices[i]);
   rt->closed = true;
   if (rt->handles == 0) free_runtime(rt);
 }
@@ -275,6 +284,18 @@ nib_status nib_device_open(nib_device *device) {
 nib_stream *nib_device_default_stream(nib_device *device) {
   if (!device->default_stream && nib_enter(device->runtime) == NIB_OK) nib_device_open(device);
   return device->default_stream;
+}
+
+nib_status nib_device_use_context(nib_device *device, void *context) {
+  nib_runtime *rt = device->runtime;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if (!device->backend->use_context)
+    return nib_fail(rt, NIB_INVALID, "use_context: device: expected a CUDA device, got %s", device->info.name);
+  if (!device->info.available) return nib_fail(rt, NIB_UNAVAILABLE, "%s: %s", device->info.name, device->info.reason);
+  if (device->default_stream)
+    return nib_fail(rt, NIB_STATE, "use_context: device: expected a device that is not in use yet, got %s with a context", device->info.name);
+  return device->backend->use_context(device, context);
 }
 
 bool nib_device_is_capturing(const nib_device *device) { return device->capture != NULL; }

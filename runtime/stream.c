@@ -5,11 +5,19 @@
 
 /* ---- Streams ------------------------------------------------------------------------------------------------------- */
 
+static void add_stream(nib_stream *stream) {
+  stream->id = ++stream->device->runtime->last_stream_id;
+  nib_stream **last = &stream->device->streams;
+  while (*last) last = &(*last)->next;
+  *last = stream;
+}
+
 static nib_status open_stream(nib_device *device, int32_t priority, nib_stream **out) {
   nib_runtime *rt = device->runtime;
   /* Streams are recycled: threads and driver objects stay, and tickets in old entries remain true. */
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
-    if (stream->released && !stream->capture && stream->priority == priority && device->backend->reached(stream, stream->submitted)) {
+    if (stream->released && !stream->wrapped && !stream->capture && stream->priority == priority &&
+        device->backend->reached(stream, stream->submitted)) {
       stream->released = false;
       stream->id = ++rt->last_stream_id;
       *out = stream;
@@ -24,10 +32,7 @@ static nib_status open_stream(nib_device *device, int32_t priority, nib_stream *
     nib_free(rt, stream, sizeof *stream);
     return status;
   }
-  stream->id = ++rt->last_stream_id;
-  nib_stream **last = &device->streams;
-  while (*last) last = &(*last)->next;
-  *last = stream;
+  add_stream(stream);
   *out = stream;
   return NIB_OK;
 }
@@ -43,11 +48,51 @@ nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **
   return status;
 }
 
+/* Of the entry of an old wrapped stream only the tickets are used again. */
+nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
+  nib_runtime *rt = device->runtime;
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if (!device->backend->stream_wrap)
+    return nib_fail(rt, NIB_INVALID, "stream: handle: expected no handle on %s (its streams are threads of the runtime's), got %p",
+                    device->info.name, handle);
+  status = nib_device_open(device);
+  if (status != NIB_OK) return status;
+  nib_stream *stream = device->streams;
+  while (stream && !(stream->released && stream->wrapped && !stream->capture && device->backend->reached(stream, stream->submitted)))
+    stream = stream->next;
+  nib_stream *fresh = stream ? NULL : nib_allocate_zero(rt, sizeof *fresh);
+  if (!stream && !fresh) return nib_fail_memory(rt, "stream", sizeof *fresh);
+  if (fresh) {
+    stream = fresh;
+    stream->device = device;
+    stream->wrapped = true;
+  }
+  status = device->backend->stream_wrap(stream, handle);
+  if (status != NIB_OK) {
+    nib_free(rt, fresh, sizeof *fresh);
+    return status;
+  }
+  if (fresh) add_stream(stream);
+  stream->id = fresh ? stream->id : ++rt->last_stream_id;
+  stream->released = false;
+  nib_handle_added(rt);
+  *out = stream;
+  return NIB_OK;
+}
+
 void nib_stream_release(nib_stream *stream) {
   if (!stream || stream == stream->device->default_stream || stream->released) return;
   nib_runtime *rt = stream->device->runtime;
   stream->released = true;
+  if (stream->wrapped && !stream->capture && !rt->closed && !nib_is_forked(rt)) stream->device->backend->stream_unwrap(stream);
   nib_handle_removed(rt);
+}
+
+void *nib_stream_handle(const nib_stream *stream) {
+  const struct nib_backend *backend = stream->device->backend;
+  return backend->stream_handle && !stream->device->runtime->closed ? backend->stream_handle(stream) : NULL;
 }
 
 nib_device *nib_stream_device(const nib_stream *stream) { return stream->device; }
@@ -82,10 +127,10 @@ nib_status nib_submit(nib_stream *stream, const char *operation, const struct ni
   if (stream->capture) return nib_record(stream, work, accesses, access_count);
   for (int32_t i = 0; i < access_count; i++) {
     if (!accesses[i].tensor) continue;
-    status = nib_uses_reserve(device->runtime, device, &accesses[i].tensor->storage->deferred.uses);
+    status = nib_uses_reserve(device->runtime, &accesses[i].tensor->storage->deferred.uses);
     if (status != NIB_OK) return status;
   }
-  if (work->module) status = nib_uses_reserve(device->runtime, device, nib_module_uses(work->module));
+  if (work->module) status = nib_uses_reserve(device->runtime, nib_module_uses(work->module));
   if (status == NIB_OK) status = device->backend->launch(stream, work);
   if (status != NIB_OK) return status;
   stream->submitted++;
@@ -128,11 +173,33 @@ nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_
   for (int32_t i = 0; i < uses->count; i++) {
     struct nib_use *use = &uses->items[i];
     uint64_t ticket = writes_only || use->write > use->read ? use->write : use->read;
-    status = device->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
+    nib_device *user = use->stream->device;
+    if (ticket == 0) continue;
+    if (user != device && !user->backend->reached(use->stream, ticket)) /* a query or a wait could break its capture */
+      if ((status = nib_check_not_capturing(user, "tensor:wait")) != NIB_OK) return status;
+    status = user->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
   }
-  nib_uses_idle(device, uses);
-  return nib_take_trouble(device, NULL);
+  status = nib_take_trouble(device, NULL);
+  for (int32_t i = 0; status == NIB_OK && i < uses->count; i++) {
+    nib_device *user = uses->items[i].stream->device;
+    if (user != device && (uses->items[i].write > 0 || !writes_only)) status = nib_take_trouble(user, NULL);
+  }
+  nib_uses_idle(uses);
+  return status;
+}
+
+nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64_t timeout_us) {
+  nib_device *cpu = storage->deferred.device;
+  struct nib_uses *uses = &storage->deferred.uses;
+  int64_t start = uses->count ? nib_now_us() : 0;
+  nib_status status = NIB_OK;
+  for (int32_t i = 0; status == NIB_OK && i < uses->count; i++) {
+    struct nib_use *use = &uses->items[i];
+    uint64_t ticket = writes_only || use->write > use->read ? use->write : use->read;
+    if (use->stream->device == cpu) status = cpu->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
+  }
+  return status;
 }
 
 /* ---- Events -------------------------------------------------------------------------------------------------------- */
@@ -168,7 +235,7 @@ nib_status nib_event_record(nib_stream *stream, nib_event **out) {
     }
     if (status == NIB_OK && device->backend->captures_natively) status = device->backend->event_record(stream, event);
   } else {
-    status = nib_uses_reserve(rt, device, &event->deferred.uses);
+    status = nib_uses_reserve(rt, &event->deferred.uses);
     if (status == NIB_OK) status = device->backend->event_record(stream, event);
     if (status == NIB_OK) {
       event->ticket = ++stream->submitted;
@@ -192,14 +259,32 @@ void nib_event_release(nib_event *event) {
 
 nib_device *nib_event_device(const nib_event *event) { return event->deferred.device; }
 
+/* Between GPUs the driver does it; where the CPU is one of the two, the calling thread waits. */
+static nib_status wait_across(nib_stream *stream, nib_event *event) {
+  nib_device *device = stream->device, *other = nib_event_device(event);
+  if (event->capture_id != 0)
+    return nib_fail(device->runtime, NIB_INVALID, "stream:wait: event: expected an event of %s or one outside of captures, got one of a capture on %s",
+                    device->info.name, other->info.name);
+  nib_status status = nib_check_stream(stream, "stream:wait");
+  if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:wait");
+  if (status != NIB_OK || other->backend->reached(event->stream, event->ticket)) return status;
+  if (device->backend == other->backend) {
+    status = device->backend->event_wait(stream, event);
+    if (status == NIB_OK) stream->submitted++;
+    return status;
+  }
+  status = nib_check_not_capturing(other, "stream:wait");
+  return status == NIB_OK ? other->backend->wait(event->stream, event->ticket, -1) : status;
+}
+
 nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  if (nib_event_device(event) != device)
-    return nib_fail(rt, NIB_INVALID, "stream:wait: event: expected an event of %s, got one of %s", device->info.name,
-                    nib_event_device(event)->info.name);
+  if (nib_event_device(event)->runtime != rt)
+    return nib_fail(rt, NIB_INVALID, "stream:wait: event: expected an event of the same runtime, got one of another");
+  if (nib_event_device(event) != device) return wait_across(stream, event);
   if (event->capture_id == 0) {
     if (stream->capture)
       return nib_fail(rt, NIB_CAPTURING,

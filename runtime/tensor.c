@@ -44,12 +44,19 @@ bool nib_dtype_find(const char *name, nib_dtype *out) {
 
 /* ---- Storages ------------------------------------------------------------------------------------------------------ */
 
+bool nib_storage_free(struct nib_storage *storage) {
+  nib_device *device = storage->deferred.device, *pinned_by = storage->pinned_by;
+  if (!pinned_by) return device->backend->memory_free(device, storage->data, storage->bytes, &storage->deferred.uses);
+  pinned_by->backend->pinned_free(pinned_by, storage->data);
+  return true;
+}
+
 static void storage_destroy(struct nib_deferred *self) {
   struct nib_storage *storage = (struct nib_storage *)self;
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
   if (storage->data) { /* not when the runtime was closed before */
-    if (!device->backend->memory_free(device, storage->data, storage->bytes, &self->uses)) {
+    if (!nib_storage_free(storage)) {
       self->next = device->limbo;
       device->limbo = self;
       return;
@@ -79,7 +86,12 @@ static bool over_cap(const nib_device *device, size_t bytes) {
   return cap != 0 && (bytes > cap || device->memory.reserved_bytes > cap - bytes);
 }
 
-static nib_status storage_create(nib_device *device, size_t bytes, struct nib_storage **out) {
+static nib_status allocate(nib_device *device, nib_device *pinned_by, size_t bytes, void **out) {
+  if (pinned_by) return pinned_by->backend->pinned_allocate(pinned_by, bytes, out);
+  return device->backend->memory_allocate(device, bytes, out);
+}
+
+static nib_status storage_create(nib_device *device, nib_device *pinned_by, size_t bytes, struct nib_storage **out) {
   nib_runtime *rt = device->runtime;
   nib_reap(device, 0);
   if (over_cap(device, bytes)) nib_drain(device);
@@ -89,10 +101,10 @@ static nib_status storage_create(nib_device *device, size_t bytes, struct nib_st
                     (unsigned long long)device->memory.reserved_bytes, bytes);
   struct nib_storage *storage = nib_allocate_zero(rt, sizeof *storage);
   if (!storage) return nib_fail_memory(rt, "tensor", sizeof *storage);
-  nib_status status = device->backend->memory_allocate(device, bytes, &storage->data);
+  nib_status status = allocate(device, pinned_by, bytes, &storage->data);
   if (status == NIB_MEMORY) { /* once more, when nothing is held back by queued work */
     nib_drain(device);
-    status = device->backend->memory_allocate(device, bytes, &storage->data);
+    status = allocate(device, pinned_by, bytes, &storage->data);
   }
   if (status != NIB_OK) {
     nib_free(rt, storage, sizeof *storage);
@@ -100,6 +112,7 @@ static nib_status storage_create(nib_device *device, size_t bytes, struct nib_st
   }
   storage->deferred.device = device;
   storage->deferred.destroy = storage_destroy;
+  storage->pinned_by = pinned_by;
   storage->bytes = bytes;
   storage->references = 1;
   storage->next = device->storages;
@@ -165,7 +178,8 @@ static void set_compact_stride(nib_tensor *tensor) {
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------------- */
 
-nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+static nib_status create(nib_device *device, nib_device *pinned_by, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+                         nib_tensor **out) {
   nib_runtime *rt = device->runtime;
   *out = NULL;
   nib_status status = nib_enter(rt);
@@ -182,7 +196,7 @@ nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, 
   tensor->ndim = ndim;
   if (ndim > 0) memcpy(tensor->shape, shape, sizeof *shape * (size_t)ndim);
   set_compact_stride(tensor);
-  status = storage_create(device, (size_t)nib_shape_numel(ndim, shape) * nib_dtype_bytes(dtype), &tensor->storage);
+  status = storage_create(device, pinned_by, (size_t)nib_shape_numel(ndim, shape) * nib_dtype_bytes(dtype), &tensor->storage);
   if (status != NIB_OK) {
     nib_free(rt, tensor, sizeof *tensor);
     return status;
@@ -190,6 +204,24 @@ nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, 
   nib_handle_added(rt);
   *out = tensor;
   return NIB_OK;
+}
+
+nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+  return create(device, NULL, dtype, ndim, shape, out);
+}
+
+/* A GPU that is in use already, otherwise the first that can be; NULL: there is none. */
+static nib_device *find_pinning(nib_runtime *rt) {
+  for (int32_t i = 0; i < rt->device_count; i++)
+    if (rt->devices[i].default_stream && rt->devices[i].backend->pinned_allocate) return &rt->devices[i];
+  nib_device *best = nib_device_best(rt);
+  return best->backend->pinned_allocate ? best : NULL;
+}
+
+nib_status nib_tensor_create_pinned(nib_runtime *rt, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  return status != NIB_OK ? status : create(&rt->devices[0], find_pinning(rt), dtype, ndim, shape, out);
 }
 
 void nib_tensor_release(nib_tensor *tensor) {
@@ -210,6 +242,8 @@ int64_t nib_tensor_numel(const nib_tensor *tensor) { return nib_shape_numel(tens
 void *nib_tensor_data(const nib_tensor *tensor) {
   return tensor->storage->data ? (char *)tensor->storage->data + tensor->offset_bytes : NULL;
 }
+
+bool nib_tensor_is_pinned(const nib_tensor *tensor) { return tensor->storage->pinned_by != NULL; }
 
 bool nib_tensor_is_contiguous(const nib_tensor *tensor) {
   int64_t stride = 1;

@@ -110,14 +110,11 @@ static bool memory_free(nib_device *device, void *data, size_t bytes, struct nib
   if (cuda->lost) return true;
   if (!nib_cuda_enter(device)) return false;
   for (int32_t i = 0; i < uses->count; i++) {
-    struct nib_use *use = &uses->items[i];
+    struct nib_use *use = &uses->items[i]; /* in streams of this GPU and, for copies, of others */
     uint64_t ticket = use->read > use->write ? use->read : use->write;
-    if (!use->stream->impl || nib_cuda_reached(use->stream, ticket)) continue;
+    if (nib_cuda_reached(use->stream, ticket)) continue;
     stream = cuda->frees;
-    struct nib_cuda_point *point = nib_cuda_point_record(use->stream, use->stream->submitted);
-    if (!point || cuda->driver->StreamWaitEvent(cuda->frees, point->event, 0) != CUDA_SUCCESS)
-      /* no event to be had: wait here rather than free too early */
-      cuda->driver->StreamSynchronize(((struct nib_cuda_stream *)use->stream->impl)->handle);
+    nib_cuda_follow(device, stream, use->stream, ticket);
   }
   nib_cuda_check(device, cuda->driver->MemFreeAsync((CUdeviceptr)(uintptr_t)data, stream), "cuMemFreeAsync");
   nib_cuda_leave(device);
@@ -130,8 +127,7 @@ static CUresult finish_copies(struct nib_cuda *cuda) {
   return result == CUDA_SUCCESS ? result : cuda->driver->StreamSynchronize(cuda->copies);
 }
 
-static nib_status upload(nib_stream *stream, void *destination, const void *source, size_t bytes) {
-  nib_device *device = stream->device;
+static nib_status upload(nib_device *device, void *destination, const void *source, size_t bytes) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (cuda->lost) return nib_cuda_lost(device);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
@@ -242,16 +238,47 @@ static void release_parts(nib_device *device) {
     if (cuda->modules[i]) driver->ModuleUnload(cuda->modules[i]);
   if (cuda->pool) driver->MemPoolDestroy(cuda->pool);
   if (device->fault) driver->MemFreeHost(device->fault);
+  nib_cuda_pinned_close(device);
   cuda->allocations = cuda->frees = cuda->copies = NULL;
   memset(cuda->modules, 0, sizeof cuda->modules);
   cuda->pool = NULL;
   device->fault = NULL;
 }
 
+/* The primary context, or the host's. */
+static CUresult retain_context(struct nib_cuda *cuda) {
+  cuda->context = cuda->host_context;
+  return cuda->context ? CUDA_SUCCESS : cuda->driver->DevicePrimaryCtxRetain(&cuda->context, cuda->ordinal);
+}
+
+static void release_context(struct nib_cuda *cuda) {
+  if (!cuda->host_context) cuda->driver->DevicePrimaryCtxRelease(cuda->ordinal);
+  cuda->context = NULL;
+}
+
+static nib_status use_context(nib_device *device, void *context) {
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_driver *driver = cuda->driver;
+  CUcontext popped;
+  CUdevice ordinal = -1;
+  CUresult result = context ? driver->CtxPushCurrent(context) : CUDA_ERROR_INVALID_CONTEXT;
+  if (result == CUDA_SUCCESS) {
+    result = driver->CtxGetDevice(&ordinal);
+    driver->CtxPopCurrent(&popped);
+  }
+  if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_VALUE)
+    return nib_fail(device->runtime, NIB_INVALID, "use_context: context: expected a CUcontext, got %p, which is none", context);
+  if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuCtxGetDevice");
+  if (ordinal != cuda->ordinal)
+    return nib_fail(device->runtime, NIB_INVALID, "use_context: context: expected a context of %s, got one of another GPU", device->info.name);
+  cuda->host_context = context;
+  return NIB_OK;
+}
+
 static nib_status device_open(nib_device *device) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (cuda->context) return NIB_OK; /* open already, but for the default stream */
-  CUresult result = cuda->driver->DevicePrimaryCtxRetain(&cuda->context, cuda->ordinal);
+  CUresult result = retain_context(cuda);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuDevicePrimaryCtxRetain");
   nib_status status = nib_cuda_enter(device) ? NIB_OK : nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   if (status == NIB_OK) {
@@ -262,10 +289,7 @@ static nib_status device_open(nib_device *device) {
     if (status != NIB_OK) release_parts(device);
     nib_cuda_leave(device);
   }
-  if (status != NIB_OK) {
-    cuda->driver->DevicePrimaryCtxRelease(cuda->ordinal);
-    cuda->context = NULL;
-  }
+  if (status != NIB_OK) release_context(cuda);
   return status;
 }
 
@@ -276,8 +300,7 @@ static void device_close(nib_device *device) {
       release_parts(device);
       nib_cuda_leave(device);
     }
-    cuda->driver->DevicePrimaryCtxRelease(cuda->ordinal);
-    cuda->context = NULL;
+    release_context(cuda);
   }
   if (device == &device->runtime->devices[device->runtime->device_count - 1]) { /* the last one closes the driver for all */
     nib_driver_close(cuda->driver);
@@ -296,6 +319,12 @@ static const struct nib_backend backend = {
   .device_close = device_close,
   .memory_allocate = memory_allocate,
   .memory_free = memory_free,
+  .pinned_allocate = nib_cuda_pinned_allocate,
+  .pinned_free = nib_cuda_pinned_free,
+  .use_context = use_context,
+  .stream_wrap = nib_cuda_stream_wrap,
+  .stream_unwrap = nib_cuda_stream_unwrap,
+  .stream_handle = nib_cuda_stream_handle,
   .stream_open = nib_cuda_stream_open,
   .stream_close = nib_cuda_stream_close,
   .launch = nib_cuda_launch,
@@ -308,6 +337,7 @@ static const struct nib_backend backend = {
   .download = download,
   .event_record = nib_cuda_event_record,
   .event_wait = nib_cuda_event_wait,
+  .follow = nib_cuda_follow_stream,
   .event_elapsed = nib_cuda_event_elapsed,
   .event_destroy = nib_cuda_event_destroy,
   .reached = nib_cuda_reached,
@@ -318,6 +348,7 @@ static const struct nib_backend backend = {
   .plan_prepare = nib_cuda_plan_prepare,
   .plan_launch = nib_cuda_plan_launch,
   .plan_destroy = nib_cuda_plan_destroy,
+  .plan_dot = nib_cuda_plan_dot,
 };
 
 /* Adds a device entry. `reason` says why it is not available; NULL if it is. */

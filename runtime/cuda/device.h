@@ -18,7 +18,7 @@ struct nib_cuda_point {
 #define NIB_CUDA_POINTS 32
 
 struct nib_cuda_stream {
-  CUstream handle;
+  CUstream handle;                               /* NULL: the host's again, only points tell of its work */
   uint64_t completed;                            /* tickets up to here are known to be done */
   struct nib_cuda_point *points[NIB_CUDA_POINTS]; /* a ring of the newest, ascending tickets */
   uint32_t first, count;
@@ -37,13 +37,15 @@ struct nib_cuda {
   struct nib_driver *driver;
   CUdevice ordinal;
   int32_t compute_capability; /* 90: 9.0 */
-  CUcontext context;
+  CUcontext context, host_context; /* the one in use; the one that the host gave for it, or NULL */
   CUmemoryPool pool;
   CUstream allocations, frees, copies;
   CUmodule modules[NIB_KERNEL_COUNT]; /* one for each file of kernels/cuda */
   CUfunction functions[NIB_CUDA_ENTRY_COUNT];
   struct nib_cuda_point *free_points, *points;
   struct nib_cuda_graph *graphs;
+  struct nib_cuda_pinned *pinned; /* all blocks of host memory */
+  uint32_t peers;                 /* a bit for each GPU that was asked for access to the pool */
   int32_t entered; /* nested nib_cuda_enter */
   CUstreamCaptureMode mode; /* of the caller's thread, meanwhile */
   bool lost; /* the context met a fault that only a new process gets rid of */
@@ -65,6 +67,9 @@ nib_status nib_cuda_lost(nib_device *device);
 
 /* device.c, stream.c, graph.c */
 nib_status nib_cuda_stream_open(nib_stream *stream);
+nib_status nib_cuda_stream_wrap(nib_stream *stream, void *handle);
+void nib_cuda_stream_unwrap(nib_stream *stream);
+void *nib_cuda_stream_handle(const nib_stream *stream);
 void nib_cuda_stream_close(nib_stream *stream);
 nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work);
 nib_status nib_cuda_call(nib_stream *stream, nib_status (*function)(void *user), void *user);
@@ -75,14 +80,23 @@ void nib_cuda_event_destroy(nib_event *event);
 bool nib_cuda_reached(nib_stream *stream, uint64_t ticket);
 nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
 nib_status nib_cuda_take_error(nib_stream *stream);
-struct nib_cuda_point *nib_cuda_point_record(nib_stream *stream, uint64_t ticket);
+/* Later work of `follower`, a stream of `device`, comes after the stream's up to the ticket. */
+nib_status nib_cuda_follow(nib_device *device, CUstream follower, nib_stream *stream, uint64_t ticket);
+nib_status nib_cuda_follow_stream(nib_stream *stream, nib_stream *other, uint64_t ticket);
 
 nib_status nib_cuda_capture_begin(nib_stream *stream, nib_capture_mode mode);
 nib_status nib_cuda_capture_end(nib_stream *stream, struct nib_plan *plan);
 nib_status nib_cuda_plan_prepare(nib_device *device, struct nib_plan *plan, struct nib_plan *replaced);
 nib_status nib_cuda_plan_launch(nib_stream *stream, struct nib_plan *plan);
 void nib_cuda_plan_destroy(struct nib_plan *plan);
+nib_status nib_cuda_plan_dot(struct nib_plan *plan, char *text, size_t size, size_t *needed);
 void nib_cuda_graph_destroy(nib_device *device, struct nib_cuda_graph *graph); /* the context is current, or lost */
+
+/* copy.c */
+nib_status nib_cuda_pinned_allocate(nib_device *device, size_t bytes, void **out);
+void nib_cuda_pinned_free(nib_device *device, void *data);
+void nib_cuda_pinned_close(nib_device *device); /* the context is current */
+nib_status nib_cuda_transfer(nib_stream *stream, const struct nib_transfer *move);
 
 /* module.c */
 nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count, char **image,

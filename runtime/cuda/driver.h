@@ -16,10 +16,12 @@
   X(DeviceGetName, 2000)              \
   X(DeviceGetAttribute, 2000)         \
   X(DeviceTotalMem, 3020)             \
+  X(DeviceCanAccessPeer, 4000)        \
   X(DevicePrimaryCtxRetain, 7000)     \
   X(DevicePrimaryCtxRelease, 11000)   \
   X(CtxPushCurrent, 4000)             \
   X(CtxPopCurrent, 4000)              \
+  X(CtxGetDevice, 2000)               \
   X(GetErrorName, 6000)               \
   X(GetErrorString, 6000)             \
   X(ModuleLoadDataEx, 2010)           \
@@ -31,6 +33,7 @@
   X(MemPoolCreate, 11020)             \
   X(MemPoolDestroy, 11020)            \
   X(MemPoolSetAttribute, 11020)       \
+  X(MemPoolSetAccess, 11020)          \
   X(MemPoolTrimTo, 11020)             \
   X(MemAllocFromPoolAsync, 11020)     \
   X(MemFreeAsync, 11020)              \
@@ -39,10 +42,13 @@
   X(MemHostGetDevicePointer, 3020)    \
   X(MemcpyHtoDAsync, 3020)            \
   X(MemcpyDtoHAsync, 3020)            \
+  X(MemcpyAsync, 4000)                \
+  X(MemcpyPeerAsync, 4000)            \
   X(StreamCreateWithPriority, 5050)   \
   X(StreamDestroy, 4000)              \
   X(StreamSynchronize, 2000)          \
   X(StreamQuery, 2000)                \
+  X(StreamGetCtx, 9020)               \
   X(StreamWaitEvent, 3020)            \
   X(StreamBeginCapture, 10010)        \
   X(StreamEndCapture, 10000)          \
@@ -58,6 +64,7 @@
   X(GraphUpload, 11010)               \
   X(GraphExecUpdate, 12000)           \
   X(GraphExecDestroy, 10000)          \
+  X(GraphDebugDotPrint, 11030)        \
   X(GraphDestroy, 10000)
 
 /* What can be done without: NULL where the driver is too old. */

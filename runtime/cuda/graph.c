@@ -1,4 +1,11 @@
 /* Capture and graphs of the CUDA device: the driver's own. */
+#define _GNU_SOURCE /* memfd_create */
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include "device.h"
 
 static CUstream handle_of(const nib_stream *stream) { return ((struct nib_cuda_stream *)stream->impl)->handle; }
@@ -68,6 +75,39 @@ nib_status nib_cuda_plan_launch(nib_stream *stream, struct nib_plan *plan) {
   CUresult result = cuda->driver->GraphLaunch(own->exec, handle_of(stream));
   nib_cuda_leave(device);
   return nib_cuda_check(device, result, "cuGraphLaunch");
+}
+
+/* The driver prints into a file with a name: one in memory. */
+nib_status nib_cuda_plan_dot(struct nib_plan *plan, char *text, size_t size, size_t *needed) {
+  nib_device *device = plan->deferred.device;
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_cuda_graph *own = plan->impl;
+  if (cuda->lost) return nib_cuda_lost(device);
+  int file = memfd_create("nibble graph", MFD_CLOEXEC);
+  if (file < 0) return nib_fail(device->runtime, NIB_FILE, "graph:dot: driver: expected a file in memory, got none from the system");
+  char path[32];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+  CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+  if (nib_cuda_enter(device)) {
+    result = cuda->driver->GraphDebugDotPrint(own->graph, path, CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE);
+    nib_cuda_leave(device);
+  }
+  struct stat info = { 0 };
+  nib_status status = nib_cuda_check(device, result, "cuGraphDebugDotPrint");
+  if (status == NIB_OK && fstat(file, &info) != 0) info.st_size = 0;
+  size_t bytes = (size_t)info.st_size, room = text && size > 0 ? size - 1 : 0, wanted = bytes < room ? bytes : room, done = 0;
+  while (status == NIB_OK && done < wanted) {
+    ssize_t n = pread(file, text + done, wanted - done, (off_t)done);
+    if (n <= 0) break;
+    done += (size_t)n;
+  }
+  close(file);
+  if (status == NIB_OK && (bytes == 0 || done < wanted))
+    status = nib_fail(device->runtime, NIB_FILE, "graph:dot: driver: expected a graph from the driver, got nothing");
+  if (status != NIB_OK) return status;
+  if (text && size > 0) text[done] = 0;
+  *needed = bytes;
+  return NIB_OK;
 }
 
 void nib_cuda_graph_destroy(nib_device *device, struct nib_cuda_graph *graph) {

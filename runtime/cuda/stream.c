@@ -67,7 +67,7 @@ static CUresult poll_points(nib_stream *stream) {
 
 /* A point behind the stream's work so far; the ring keeps it, the caller may retain it. NULL: no event, the message is set.
  * The context is current. */
-struct nib_cuda_point *nib_cuda_point_record(nib_stream *stream, uint64_t ticket) {
+static struct nib_cuda_point *point_record(nib_stream *stream, uint64_t ticket) {
   struct nib_cuda_stream *own = stream_of(stream);
   struct nib_cuda *cuda = nib_cuda_of(stream->device);
   if (own->count == NIB_CUDA_POINTS) poll_points(stream);
@@ -112,6 +112,59 @@ nib_status nib_cuda_stream_open(nib_stream *stream) {
   return NIB_OK;
 }
 
+void *nib_cuda_stream_handle(const nib_stream *stream) { return stream->impl ? stream_of(stream)->handle : NULL; }
+
+/* What the driver says about a handle of the host's. */
+static nib_status check_handle(nib_device *device, CUstream handle) {
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  CUcontext context = NULL;
+  if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
+    return nib_fail(device->runtime, NIB_INVALID, "stream: handle: expected a CUstream that the host made, got a default stream (%p)",
+                    (void *)handle);
+  CUresult result = cuda->driver->StreamGetCtx(handle, &context);
+  switch (result) {
+  case CUDA_SUCCESS: break;
+  case CUDA_ERROR_INVALID_HANDLE:
+  case CUDA_ERROR_INVALID_VALUE:
+  case CUDA_ERROR_INVALID_CONTEXT:
+  case CUDA_ERROR_CONTEXT_IS_DESTROYED: /* the stream's, not ours */
+    return nib_fail(device->runtime, NIB_INVALID, "stream: handle: expected a CUstream, got %p, which the driver does not know", (void *)handle);
+  default: return nib_cuda_check(device, result, "cuStreamGetCtx");
+  }
+  if (context == cuda->context) return NIB_OK;
+  return nib_fail(device->runtime, NIB_INVALID, "stream: handle: expected a stream of the context that is used for %s, got one of another",
+                  device->info.name);
+}
+
+nib_status nib_cuda_stream_wrap(nib_stream *stream, void *handle) {
+  nib_device *device = stream->device;
+  if (nib_cuda_of(device)->lost) return nib_cuda_lost(device);
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  nib_status status = check_handle(device, handle);
+  nib_cuda_leave(device);
+  if (status != NIB_OK) return status;
+  struct nib_cuda_stream *own = nib_allocate_zero(device->runtime, sizeof *own);
+  if (!own) return nib_fail_memory(device->runtime, "stream", sizeof *own);
+  if (stream->impl) nib_cuda_stream_close(stream);
+  own->handle = handle;
+  own->completed = stream->submitted;
+  stream->impl = own;
+  return NIB_OK;
+}
+
+void nib_cuda_stream_unwrap(nib_stream *stream) {
+  struct nib_cuda *cuda = nib_cuda_of(stream->device);
+  struct nib_cuda_stream *own = stream_of(stream);
+  bool behind = false; /* whether a point will tell when all is done */
+  if (own->completed < stream->submitted && !cuda->lost && nib_cuda_enter(stream->device)) {
+    behind = point_record(stream, stream->submitted) != NULL;
+    if (!behind) cuda->driver->StreamSynchronize(own->handle);
+    nib_cuda_leave(stream->device);
+  }
+  if (!behind) own->completed = stream->submitted;
+  own->handle = NULL;
+}
+
 void nib_cuda_stream_close(nib_stream *stream) {
   nib_device *device = stream->device;
   struct nib_cuda_stream *own = stream_of(stream);
@@ -120,7 +173,7 @@ void nib_cuda_stream_close(nib_stream *stream) {
     own->first = (own->first + 1) % NIB_CUDA_POINTS;
     own->count--;
   }
-  if (nib_cuda_enter(device)) {
+  if (!stream->wrapped && nib_cuda_enter(device)) {
     nib_cuda_of(device)->driver->StreamDestroy(own->handle);
     nib_cuda_leave(device);
   }
@@ -137,6 +190,7 @@ nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
   nib_device *device = stream->device;
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (cuda->lost) return nib_cuda_lost(device);
+  if (work->kernel == NIB_WORK_TRANSFER) return nib_cuda_transfer(stream, work->params);
   struct nib_cuda_geometry g = { .grid = { work->grid[0], work->grid[1], work->grid[2] },
                                  .block = { work->block[0], work->block[1], work->block[2] },
                                  .shared_bytes = work->shared_bytes };
@@ -219,7 +273,7 @@ bool nib_cuda_reached(nib_stream *stream, uint64_t ticket) {
   if (!own || cuda->lost || ticket <= own->completed) return true;
   if (device->capture || !nib_cuda_enter(device)) return false; /* a query would break the capture */
   CUresult result = poll_points(stream);
-  if (result == CUDA_SUCCESS && ticket > own->completed) {
+  if (result == CUDA_SUCCESS && ticket > own->completed && own->handle) {
     result = cuda->driver->StreamQuery(own->handle);
     if (result == CUDA_SUCCESS) own->completed = stream->submitted;
   }
@@ -238,7 +292,7 @@ nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   bool behind = false; /* whether some point tells when the ticket is done */
   for (uint32_t i = 0; i < own->count; i++) behind |= own->points[(own->first + i) % NIB_CUDA_POINTS]->ticket >= ticket;
-  if (!behind) behind = nib_cuda_point_record(stream, stream->submitted) != NULL;
+  if (!behind) behind = point_record(stream, stream->submitted) != NULL;
   int64_t start = nib_now_us(), spent = 0;
   CUresult result = CUDA_SUCCESS;
   while (own->completed < ticket && (timeout_us < 0 || spent < timeout_us)) {
@@ -253,7 +307,7 @@ nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us
     /* Spin while a kernel may be about to end, then leave the processor to others. */
     if (spent > 100) nanosleep(&(struct timespec){ .tv_nsec = spent < 2000 ? 10000 : 100000 }, NULL);
   }
-  if (result == CUDA_SUCCESS) result = cuda->driver->StreamQuery(own->handle); /* a lost context shows here at the latest */
+  if (result == CUDA_SUCCESS && own->handle) result = cuda->driver->StreamQuery(own->handle); /* a lost context shows here at the latest */
   nib_cuda_leave(device);
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) return nib_cuda_check(device, result, "cuStreamQuery");
   return own->completed >= ticket ? NIB_OK : NIB_TIMEOUT;
@@ -276,7 +330,7 @@ nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event) {
       nib_cuda_check(device, result, "cuEventRecord");
     }
   } else {
-    point = nib_cuda_point_record(stream, stream->submitted + 1);
+    point = point_record(stream, stream->submitted + 1);
     if (point) point->references++;
   }
   nib_cuda_leave(device);
@@ -287,12 +341,44 @@ nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event) {
 nib_status nib_cuda_event_wait(nib_stream *stream, nib_event *event) {
   nib_device *device = stream->device;
   struct nib_cuda *cuda = nib_cuda_of(device);
-  struct nib_cuda_point *point = event->impl;
+  struct nib_cuda_point *point = event->impl; /* maybe another GPU's */
   if (cuda->lost) return nib_cuda_lost(device);
+  if (nib_cuda_of(nib_event_device(event))->lost) return nib_cuda_lost(nib_event_device(event));
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   CUresult result = cuda->driver->StreamWaitEvent(stream_of(stream)->handle, point->event, 0);
   nib_cuda_leave(device);
   return nib_cuda_check(device, result, "cuStreamWaitEvent");
+}
+
+/* A point of the stream's at or behind the ticket, made if there is none. */
+static struct nib_cuda_point *point_behind(nib_stream *stream, uint64_t ticket) {
+  struct nib_cuda_stream *own = stream_of(stream);
+  for (uint32_t i = 0; i < own->count; i++) {
+    struct nib_cuda_point *point = own->points[(own->first + i) % NIB_CUDA_POINTS];
+    if (point->ticket >= ticket) return point;
+  }
+  if (!own->handle || !nib_cuda_enter(stream->device)) return NULL; /* events belong to the stream's context */
+  struct nib_cuda_point *point = point_record(stream, stream->submitted);
+  nib_cuda_leave(stream->device);
+  return point;
+}
+
+nib_status nib_cuda_follow(nib_device *device, CUstream follower, nib_stream *stream, uint64_t ticket) {
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  struct nib_cuda_stream *own = stream_of(stream);
+  if (cuda->lost) return nib_cuda_lost(device);
+  if (!own || nib_cuda_reached(stream, ticket)) return nib_cuda_of(stream->device)->lost ? nib_cuda_lost(stream->device) : NIB_OK;
+  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  struct nib_cuda_point *point = point_behind(stream, ticket);
+  CUresult result = point ? cuda->driver->StreamWaitEvent(follower, point->event, 0) : CUDA_ERROR_OUT_OF_MEMORY;
+  bool early = result != CUDA_SUCCESS && own->handle;
+  if (early) result = cuda->driver->StreamSynchronize(own->handle); /* no event to be had: wait here */
+  nib_cuda_leave(device);
+  return nib_cuda_check(early ? stream->device : device, result, early ? "cuStreamSynchronize" : "cuStreamWaitEvent");
+}
+
+nib_status nib_cuda_follow_stream(nib_stream *stream, nib_stream *other, uint64_t ticket) {
+  return nib_cuda_follow(stream->device, stream_of(stream)->handle, other, ticket);
 }
 
 nib_status nib_cuda_event_elapsed(nib_event *start, nib_event *end, double *milliseconds) {

@@ -15,6 +15,7 @@
 ---@class nibble.options
 ---@field dtype? nibble.dtype  element type
 ---@field device? string       "cpu", "cuda:0", ...; default: nibble.device()
+---@field pinned? boolean      on the CPU, in memory that GPUs copy to and from directly (see tensor.pinned); device: "cpu" or none
 
 ---@class nibble.random_options: nibble.options
 ---@field seed? integer        any integer; default: a counter that starts at 0 and grows by 1 at each such call
@@ -169,6 +170,7 @@ function nibble.rope_table(max_position, opts) end
 ---@field shape integer[]   a fresh table
 ---@field dtype nibble.dtype
 ---@field device string
+---@field pinned boolean    made with `pinned` where a GPU can be used; false in ordinary memory, also when there was no GPU to pin it for
 local tensor = {}
 
 --- Strides in elements; with `dim`, that one.
@@ -241,6 +243,12 @@ function tensor:clone() end
 --- To floats: round to nearest even (overflow to infinity for float16 and bfloat16; float8_e4m3fn saturates). Float to
 --- integer: truncate, saturate, NaN gives 0. Integer to a smaller integer: saturate. A NaN becomes 0x7FFFFFFF, 0x7FFF, 0x7F.
 --- The same dtype keeps every bit. A tensor whose elements overlap in memory cannot be written.
+--- It is work of this tensor's device's current stream. Between devices:
+--- - a GPU and a contiguous pinned tensor: work of the GPU's current stream, which the call does not wait for; capturable (nodes
+---   "copy to device", "copy to host"). It waits for CPU work on the pinned tensor that is queued already (so does a replay).
+---   Reading the pinned tensor waits for the copy, but other CPU work on it must be told to: `cpu_stream:wait(gpu_stream:record())`.
+--- - two GPUs: work of both current streams, after everything that writes the source; not inside a capture.
+--- - any other two: waits for what writes the source; not inside a capture.
 ---@param source nibble.tensor
 ---@return nibble.tensor self
 function tensor:copy(source) end
@@ -304,9 +312,12 @@ function tensor:close() end
 --- Work of one stream runs in order and asynchronously; work of different streams is ordered by events alone.
 ---@class nibble.stream
 ---@field device string
+---@field handle? integer  the CUstream, for work of the host's own in it; nil on the CPU
 local stream = {}
 
----@param opts? {device?: string, priority?: integer}  priority: -1 is high, 0 normal (a hint; without effect on the CPU)
+--- A new stream. `handle`: one around a CUstream of the host's (of the context that the device uses, no default stream), which
+--- must stay until the stream is closed and is never destroyed by it; an error on the CPU.
+---@param opts? {device?: string, priority?: integer, handle?: integer}  priority: -1 is high, 0 normal (a hint; without effect on the CPU)
 ---@return nibble.stream
 function nibble.stream(opts) end
 
@@ -329,7 +340,8 @@ function stream:synchronize() end
 ---@return nibble.event
 function stream:record() end
 
---- Later work of this stream waits for the event (of any stream of the same device).
+--- Later work of this stream waits for the event, of any stream. Where one of the two is the CPU's and the other a GPU's, the
+--- call itself waits (and raises as event:synchronize does).
 ---@param event nibble.event
 function stream:wait(event) end
 
@@ -373,7 +385,7 @@ local graph = {}
 ---@field name string      kernel name ("append", "dequantize", "copy", ...)
 ---@field deps integer[]   ids of the nodes it waits for, ascending
 
---- Runs the graph once, as work of the current stream.
+--- Runs the graph once, as work of the current stream. Waits for CPU work on pinned tensors that it copies.
 function graph:replay() end
 
 --- Captures `fn` anew on the graph's stream and puts the result in place of the old one, for replays from now on. true:
@@ -385,9 +397,11 @@ function graph:update(fn) end
 ---@return nibble.graph_node[]
 function graph:nodes() end
 
---- The graph in Graphviz's language.
+--- The graph in Graphviz's language. `driver`: as the GPU's driver draws it, with all that it tells about each node (the same as
+--- without on the CPU).
+---@param opts? {driver?: boolean}
 ---@return string
-function graph:dot() end
+function graph:dot(opts) end
 
 function graph:close() end
 

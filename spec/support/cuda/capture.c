@@ -1,6 +1,7 @@
 /* Captures and graphs. */
 #include "standin.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -251,6 +252,26 @@ CUresult standin_GraphDestroy(CUgraph handle) {
   standin_plan_release(graph->plan);
   free(graph);
   return standin_leave(CUDA_SUCCESS);
+}
+
+/* A cluster with a box for each node, as the driver's are. */
+CUresult standin_GraphDebugDotPrint(CUgraph handle, const char *path, unsigned int flags) {
+  static const char *const kinds[] = { [OP_KERNEL] = "KERNEL", [OP_COPY] = "MEMCPY", [OP_HOST] = "HOST" };
+  CUresult result = standin_enter("cuGraphDebugDotPrint", 0);
+  if (result != CUDA_SUCCESS) return result;
+  struct graph *graph = standin_find(LIVE_GRAPHS, handle);
+  if (!graph) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
+  FILE *file = fopen(path, "w");
+  if (!file) return standin_leave(CUDA_ERROR_OPERATING_SYSTEM);
+  fprintf(file, "digraph dot {\nsubgraph cluster_1 {\nlabel=\"graph_1\" graph[style=\"dashed\"];\n");
+  for (int i = 0; i < graph->plan->count; i++) {
+    const struct node *node = &graph->plan->nodes[i];
+    fprintf(file, "\"graph_1_node_%d\"[shape=\"record\" label=\"{%s | %s}\"];\n", i, kinds[node->op.kind],
+            !(flags & CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE) ? "" : node->op.kernel ? node->op.kernel->name : "-");
+    for (int k = 0; k < node->dep_count; k++) fprintf(file, "\"graph_1_node_%d\" -> \"graph_1_node_%d\";\n", node->deps[k], i);
+  }
+  fprintf(file, "}\n}\n");
+  return standin_leave(fclose(file) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM);
 }
 
 CUresult standin_GraphInstantiateWithFlags(CUgraphExec *out, CUgraph handle, unsigned long long flags) {

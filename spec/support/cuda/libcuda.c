@@ -21,6 +21,7 @@ STANDIN_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function,
   } entries[] = {
 #define X(name, signature) { "cu" #name, signature, (void *)standin_##name },
     NIB_DRIVER_LIST(X)
+    STANDIN_HOST_LIST(X)
 #undef X
   };
   const char *missing = getenv("NIB_STANDIN_MISSING");
@@ -60,12 +61,19 @@ void standin_remove(struct object *object) {
   if (object->kind != LIVE_CONTEXTS) standin_live[object->kind]--;
 }
 
-void *standin_find(enum live kind, const void *handle) {
-  uint64_t id = ((uintptr_t)handle & 0xFFFFFFFFFFFFu) >> 4;
-  for (struct object *object = table[id % BUCKETS]; object; object = object->next)
+static uint64_t id_of(const void *handle) { return ((uintptr_t)handle & 0xFFFFFFFFFFFFu) >> 4; }
+
+void *standin_lookup(enum live kind, const void *handle) {
+  for (struct object *object = table[id_of(handle) % BUCKETS]; object; object = object->next)
     if (object->kind == kind && standin_handle(object) == handle) return object;
-  standin_misuse(CUDA_SUCCESS, "%p is no handle%s", handle, id > 0 && id <= last_id ? " of this kind, or no longer" : "");
   return NULL;
+}
+
+void *standin_find(enum live kind, const void *handle) {
+  uint64_t id = id_of(handle);
+  void *object = standin_lookup(kind, handle);
+  if (!object) standin_misuse(CUDA_SUCCESS, "%p is no handle%s", handle, id > 0 && id <= last_id ? " of this kind, or no longer" : "");
+  return object;
 }
 
 int64_t standin_count_of(const struct context *context, enum live kind) {
@@ -181,6 +189,14 @@ CUresult standin_DeviceTotalMem(size_t *bytes, CUdevice device) {
   return standin_leave(check_device(device));
 }
 
+CUresult standin_DeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
+  CUresult result = standin_enter("cuDeviceCanAccessPeer", CALL_NO_CONTEXT);
+  if (result != CUDA_SUCCESS) return result;
+  *can = device != peer && standin_number("NIB_STANDIN_PEERS", 1) != 0;
+  result = check_device(device);
+  return standin_leave(result == CUDA_SUCCESS ? check_device(peer) : result);
+}
+
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
 void standin_lose(struct context *context, CUresult result) {
@@ -202,6 +218,24 @@ CUresult standin_DevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
   return standin_leave(CUDA_SUCCESS);
 }
 
+static void end_context(struct context *context) {
+  standin_remove(&context->object);
+  for (enum live kind = LIVE_MODULES; kind < LIVE_CAPTURES; kind++) {
+    int64_t count = standin_count_of(context, kind);
+    if (count > 0 && !context->lost)
+      standin_misuse(CUDA_SUCCESS, "%lld %s are alive", (long long)count, standin_live_names[kind]);
+  }
+}
+
+static CUresult push(struct context *context) {
+  struct thread *thread = &standin_thread;
+  if (thread->depth == (int)(sizeof thread->stack / sizeof *thread->stack))
+    return standin_misuse(CUDA_ERROR_INVALID_CONTEXT, "%d contexts are pushed", thread->depth);
+  thread->stack[thread->depth++] = context;
+  standin_live[LIVE_PUSHED]++;
+  return CUDA_SUCCESS;
+}
+
 CUresult standin_DevicePrimaryCtxRelease(CUdevice device) {
   CUresult result = standin_enter("cuDevicePrimaryCtxRelease", CALL_NO_CONTEXT | CALL_RELEASES);
   if (result != CUDA_SUCCESS) return result;
@@ -212,12 +246,45 @@ CUresult standin_DevicePrimaryCtxRelease(CUdevice device) {
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_CONTEXT, "released more often than retained"));
   standin_live[LIVE_CONTEXTS]--;
   if (--context->references > 0) return standin_leave(CUDA_SUCCESS);
-  standin_remove(&context->object);
-  for (enum live kind = LIVE_MODULES; kind < LIVE_CAPTURES; kind++) {
-    int64_t count = standin_count_of(context, kind);
-    if (count > 0 && !context->lost)
-      standin_misuse(CUDA_SUCCESS, "%lld %s are alive", (long long)count, standin_live_names[kind]);
+  end_context(context);
+  return standin_leave(CUDA_SUCCESS);
+}
+
+/* Contexts of the host's beside the primary ones stay in memory: queued work may look at them. */
+CUresult standin_CtxCreate(CUcontext *out, unsigned int flags, CUdevice device) {
+  CUresult result = standin_enter("cuCtxCreate", CALL_NO_CONTEXT);
+  if (result != CUDA_SUCCESS) return result;
+  result = flags != 0 ? CUDA_ERROR_INVALID_VALUE : check_device(device);
+  if (result != CUDA_SUCCESS) return standin_leave(result);
+  static struct context created[8];
+  static int count;
+  if (count == (int)(sizeof created / sizeof *created)) return standin_leave(CUDA_ERROR_OUT_OF_MEMORY);
+  struct context *context = &created[count++];
+  context->device = device;
+  standin_add(&context->object, LIVE_CONTEXTS, context);
+  standin_live[LIVE_CONTEXTS]++;
+  *out = standin_handle(&context->object);
+  return standin_leave(push(context));
+}
+
+CUresult standin_CtxDestroy(CUcontext handle) {
+  CUresult result = standin_enter("cuCtxDestroy", CALL_NO_CONTEXT | CALL_RELEASES);
+  if (result != CUDA_SUCCESS) return result;
+  struct context *context = standin_find(LIVE_CONTEXTS, handle);
+  if (!context || context->references > 0) return standin_leave(CUDA_ERROR_INVALID_CONTEXT);
+  if (standin_current() == context) {
+    standin_thread.depth--;
+    standin_live[LIVE_PUSHED]--;
   }
+  standin_live[LIVE_CONTEXTS]--;
+  end_context(context);
+  return standin_leave(CUDA_SUCCESS);
+}
+
+CUresult standin_CtxGetDevice(CUdevice *device) {
+  CUresult result = standin_enter("cuCtxGetDevice", 0);
+  if (result != CUDA_SUCCESS) return result;
+  *device = standin_current()->device;
   return standin_leave(CUDA_SUCCESS);
 }
 
@@ -225,13 +292,7 @@ CUresult standin_CtxPushCurrent(CUcontext handle) {
   CUresult result = standin_enter("cuCtxPushCurrent", CALL_NO_CONTEXT);
   if (result != CUDA_SUCCESS) return result;
   struct context *context = standin_find(LIVE_CONTEXTS, handle);
-  struct thread *thread = &standin_thread;
-  if (!context) return standin_leave(CUDA_ERROR_INVALID_CONTEXT);
-  if (thread->depth == (int)(sizeof thread->stack / sizeof *thread->stack))
-    return standin_leave(standin_misuse(CUDA_ERROR_INVALID_CONTEXT, "%d contexts are pushed", thread->depth));
-  thread->stack[thread->depth++] = context;
-  standin_live[LIVE_PUSHED]++;
-  return standin_leave(CUDA_SUCCESS);
+  return standin_leave(context ? push(context) : CUDA_ERROR_INVALID_CONTEXT);
 }
 
 CUresult standin_CtxPopCurrent(CUcontext *out) {
@@ -372,7 +433,7 @@ CUresult standin_LaunchKernel(CUfunction handle, unsigned int gx, unsigned int g
   struct stream *stream = standin_stream(stream_handle);
   if (!function || !stream) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   if (function->object.context != stream->object.context || stream->object.context != standin_current())
-    return standin_leave(standin_misuse(CUDA_ERROR_INVALID_HANDLE, "function, stream and current context belong to different GPUs"));
+    return standin_leave(standin_misuse(CUDA_ERROR_INVALID_HANDLE, "function, stream and current context do not belong together"));
   size_t bytes;
   const void *data = param_buffer(extra, &bytes);
   if (params && !extra) { /* one struct by value */

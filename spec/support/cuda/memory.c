@@ -19,6 +19,7 @@
 
 struct pool {
   struct object object;
+  unsigned peers; /* a bit for each GPU that may reach it */
   int64_t blocks;
   bool destroyed;
   uint64_t threshold;
@@ -212,6 +213,20 @@ CUresult standin_MemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute at
   return standin_leave(result == CUDA_SUCCESS ? result : standin_misuse(result, "attribute %d", (int)attribute));
 }
 
+CUresult standin_MemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *access, size_t count) {
+  CUresult result = standin_enter("cuMemPoolSetAccess", 0);
+  if (result != CUDA_SUCCESS) return result;
+  struct pool *pool = standin_find(LIVE_POOLS, handle);
+  if (!pool) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
+  for (size_t i = 0; i < count; i++) {
+    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
+        access[i].location.id < 0 || access[i].location.id >= 16 || !standin_number("NIB_STANDIN_PEERS", 1))
+      return standin_leave(standin_misuse(CUDA_ERROR_INVALID_DEVICE, "no GPU that can reach the pool"));
+    pool->peers |= 1u << access[i].location.id;
+  }
+  return standin_leave(CUDA_SUCCESS);
+}
+
 CUresult standin_MemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   CUresult result = standin_enter("cuMemPoolTrimTo", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
@@ -276,9 +291,9 @@ CUresult standin_MemFreeAsync(CUdeviceptr address, CUstream stream_handle) {
 CUresult standin_MemHostAlloc(void **out, size_t bytes, unsigned int flags) {
   CUresult result = standin_enter("cuMemHostAlloc", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
-  (void)flags;
   struct block *block = bytes > 0 ? block_new(bytes, true) : NULL;
   if (!block) return standin_leave(bytes > 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE);
+  block->portable = (flags & CU_MEMHOSTALLOC_PORTABLE) != 0;
   fill(block, FRESH_BYTE);
   standin_live[LIVE_HOST]++;
   *out = block->data;
@@ -316,7 +331,7 @@ static bool is_inside(const struct block *block, const void *address, size_t byt
 
 static bool is_pinned(const void *address, size_t bytes) {
   struct block *block = block_at(address);
-  return block && block->host && is_inside(block, address, bytes);
+  return block && block->host && is_inside(block, address, bytes) && (block->portable || block->context == standin_current());
 }
 
 static CUresult check_range(CUdeviceptr address, size_t bytes) {
@@ -359,4 +374,50 @@ CUresult standin_MemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstr
   result = standin_submit(stream, &op);
   if (result == CUDA_SUCCESS && !pinned && !captured) result = standin_wait_idle(stream);
   return standin_leave(result);
+}
+
+/* Which side is where the addresses tell. */
+CUresult standin_MemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle) {
+  CUresult result = standin_enter("cuMemcpyAsync", 0);
+  if (result != CUDA_SUCCESS) return result;
+  struct stream *stream = standin_stream(handle);
+  if (!stream) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
+  void *ends[] = { (void *)(uintptr_t)to, (void *)(uintptr_t)from };
+  for (int i = 0; i < 2; i++) {
+    struct block *block = block_at(ends[i]);
+    if (is_pinned(ends[i], bytes)) continue;
+    if (!block || block->host) return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "pageable memory is not played here"));
+    result = check_range((CUdeviceptr)(uintptr_t)ends[i], bytes);
+    if (result != CUDA_SUCCESS) return standin_leave(result);
+    if (block->context != stream->object.context)
+      return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "the memory belongs to another context than the stream"));
+  }
+  struct op op = { .kind = OP_COPY, .to = ends[0], .from = ends[1], .bytes = bytes };
+  return standin_leave(standin_submit(stream, &op));
+}
+
+CUresult standin_MemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+                                 CUstream handle) {
+  CUresult result = standin_enter("cuMemcpyPeerAsync", 0);
+  if (result != CUDA_SUCCESS) return result;
+  struct stream *stream = standin_stream(handle);
+  struct context *contexts[] = { standin_find(LIVE_CONTEXTS, to_context), standin_find(LIVE_CONTEXTS, from_context) };
+  if (!stream || !contexts[0] || !contexts[1]) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
+  if (stream->object.context != contexts[0] && stream->object.context != contexts[1])
+    return standin_leave(standin_misuse(CUDA_ERROR_INVALID_HANDLE, "the stream belongs to neither context"));
+  if (stream->capture) return standin_leave(standin_misuse(standin_refuse_captured(stream), "a copy between GPUs is captured"));
+  CUdeviceptr ends[] = { to, from };
+  for (int i = 0; i < 2; i++) {
+    result = check_range(ends[i], bytes);
+    if (result != CUDA_SUCCESS) return standin_leave(result);
+    const struct block *block = block_at((void *)(uintptr_t)ends[i]);
+    unsigned reached = 1u << contexts[i]->device | (block->pool ? block->pool->peers : 0), both = 1u << contexts[0]->device | 1u << contexts[1]->device;
+    if (block->context != contexts[i])
+      return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "the memory does not belong to its context"));
+    if (standin_number("NIB_STANDIN_PEERS", 1) && (reached & both) != both)
+      standin_misuse(CUDA_SUCCESS, "the copy takes a detour: the pool was not shared");
+    if (contexts[i]->lost != CUDA_SUCCESS) return standin_leave(contexts[i]->lost);
+  }
+  struct op op = { .kind = OP_COPY, .to = (void *)(uintptr_t)to, .from = (void *)(uintptr_t)from, .bytes = bytes };
+  return standin_leave(standin_submit(stream, &op));
 }

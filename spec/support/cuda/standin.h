@@ -7,6 +7,7 @@
  *   NIB_STANDIN_VERSION=13000   version of the driver
  *   NIB_STANDIN_COMPUTE=9.0     compute capability
  *   NIB_STANDIN_POOLS=1         0: GPUs without memory pools
+ *   NIB_STANDIN_PEERS=1         0: no GPU reaches another's memory
  *   NIB_STANDIN_IMAGES=1        0: no module has code for these GPUs
  *   NIB_STANDIN_MISSING=cuX     an entry that this driver lacks
  *   NIB_STANDIN_MEMORY=BYTES    memory of each GPU (8 GiB)
@@ -31,9 +32,13 @@
 
 #define STANDIN_EXPORT __attribute__((visibility("default")))
 
+/* What a host of nibble calls, and nibble does not. */
+#define STANDIN_HOST_LIST(X) X(CtxCreate, 3020) X(CtxDestroy, 4000)
+
 /* standin_Init and so on, with exactly the types that cuda.h gives them. */
 #define X(name, signature) extern __typeof__(*(PFN_cu##name##_v##signature)0) standin_##name;
 NIB_DRIVER_LIST(X)
+STANDIN_HOST_LIST(X)
 #undef X
 
 /* ---- One lock for all; `standin_progress` is told whenever something has been done ------------------------------- */
@@ -97,7 +102,8 @@ struct object {
 
 void standin_add(struct object *object, enum live kind, struct context *context);
 void standin_remove(struct object *object);
-/* NULL, and a misuse, when there is none of this kind. */
+void *standin_lookup(enum live kind, const void *handle); /* NULL: there is none of this kind */
+/* That is a misuse, too. */
 void *standin_find(enum live kind, const void *handle);
 static inline void *standin_handle(const struct object *object) {
   return (void *)(uintptr_t)(0x5100000000000000u | (uint64_t)object->kind << 48 | object->id << 4);
@@ -136,7 +142,7 @@ struct block {
   size_t bytes;
   void *base;
   enum { BLOCK_LIVE, BLOCK_FREEING, BLOCK_FREED } state;
-  bool host;
+  bool host, portable;
   struct pool *pool;
   struct context *context;
   struct block *next; /* in quarantine */

@@ -128,7 +128,7 @@ static void run_task(struct stream *stream, struct task *task) {
     if (task->event->completed < task->number) task->event->completed = task->number;
     break;
   case TASK_WAIT:
-    while (task->event->completed < task->number && context->lost == CUDA_SUCCESS)
+    while (task->event->completed < task->number && context->lost == CUDA_SUCCESS && task->event->object.context->lost == CUDA_SUCCESS)
       pthread_cond_wait(&standin_progress, &standin_lock);
     break;
   case TASK_FILL: standin_block_fill(task->block); break;
@@ -282,6 +282,15 @@ CUresult standin_StreamSynchronize(CUstream handle) {
   if (!stream) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   if (stream->capture) return standin_leave(standin_refuse_captured(stream));
   return standin_leave(standin_wait_idle(stream));
+}
+
+CUresult standin_StreamGetCtx(CUstream handle, CUcontext *out) {
+  CUresult result = standin_enter("cuStreamGetCtx", 0);
+  if (result != CUDA_SUCCESS) return result;
+  struct stream *stream = standin_lookup(LIVE_STREAMS, handle); /* asking is no misuse */
+  if (!stream) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
+  *out = standin_handle(&stream->object.context->object);
+  return standin_leave(CUDA_SUCCESS);
 }
 
 CUresult standin_StreamQuery(CUstream handle) {
