@@ -1,0 +1,199 @@
+-- nibble.scenario: every shipped scenario on its grid, a planted bit in every tensor that they watch, shrinking, the command.
+local process = require "spec.support.runtime_process"
+local nibble = require "nibble"
+local scenario = require "nibble.scenario"
+
+local quote = process.quote
+local names = scenario.names()
+
+for _, name in ipairs(names) do scenario.describe(name) end
+
+local function attempt(def, changes)
+  local opts = { p = scenario.values(def, changes.p), device = assert(nibble.device()), seed = 1, steps = def.steps[1] }
+  for key, value in pairs(changes) do if key ~= "p" then opts[key] = value end end
+  return scenario.attempt(def, opts)
+end
+
+-- Few steps and little input do: what is watched is compared after each.
+local SMALL = { decode = { random = true, tokens = 20, heads = 1, requests = 3 } }
+
+local function few(def)
+  return math.max(def.steps.min, math.min(def.steps[1], 4))
+end
+
+describe("a planted bit", function()
+  for _, name in ipairs(names) do
+    it("in any tensor that scenario " .. name .. " watches is found and named", function()
+      local def = assert(scenario.load(name))
+      local steps = few(def)
+      local i, tensors = 0, nil
+      repeat
+        i = i + 1
+        local outcome = attempt(def, { p = SMALL[name], steps = steps, plant = i })
+        tensors = tensors or #outcome.run.watched
+        assert.is_false(outcome.ok, name .. ": nothing was found")
+        assert.are.equal("check", outcome.kind, outcome.message)
+        local found = ("step %d: %s: got 0x"):format((steps + 1) // 2, outcome.planted)
+        assert.are.equal(found, outcome.message:sub(1, #found))
+      until i == tensors
+      assert.is_true(tensors >= 1)
+      assert.is_true(attempt(def, { p = SMALL[name], steps = steps }).ok)
+    end)
+  end
+end)
+
+describe("nibble scenario", function()
+  local folder, command
+
+  setup(function()
+    folder = process.run("mktemp -d").stdout:gsub("\n$", "")
+    command = process.run("realpath " .. quote(process.command())).stdout:gsub("\n$", "")
+  end)
+  teardown(function() process.run("rm -rf " .. quote(folder)) end)
+
+  local function write(file, text)
+    local f = assert(io.open(folder .. "/" .. file, "w"))
+    f:write(text)
+    f:close()
+  end
+
+  local function run(words)
+    return process.run(("cd %s && LC_ALL=C.UTF-8 %s scenario %s"):format(quote(folder), quote(command), words))
+  end
+
+  -- Forgets a token as soon as a request has three pages: wrong from page_size * 2 + 1 steps on, whatever the rest is.
+  local FORGETFUL = [[
+    return {
+      title = "forgets",
+      parameters = { page_size = { 8, min = 1 }, heads = { 4, min = 1 }, layout = { "NHD", "HND" }, twice = { false } },
+      steps = 40,
+      setup = function(run)
+        run.state.cache = run:cache {
+          num_pages = 60, page_size = run.p.page_size, num_kv_heads = run.p.heads, head_dim = 32, batch = 1, max_len = 50,
+          kv_layout = run.p.layout,
+        }
+        run.state.request = assert(run.state.cache:admit(0))
+      end,
+      step = function(run)
+        local cache, request = run.state.cache, run.state.request
+        cache:extend(request, 1)
+        if #request.pages > 2 then cache.pending = {} end
+        cache:load()
+      end,
+      captured = function(run)
+        run.state.cache:append()
+        run.state.cache:dequantize()
+      end,
+    }]]
+
+  it("shrinks a failure to the smallest parameters, and says the line that repeats it", function()
+    write("forgetful.lua", FORGETFUL)
+    local result = run("./forgetful.lua --layout HND --twice --seed 7")
+    assert.are.same({ 1, "" }, { result.status, result.stderr })
+    assert.matches("\nFAILED at step 17: K dequantized: row 0 %(request 1%), position 16, head 0, dimension %d+: got 0x", result.stdout)
+    assert.matches("\nsmallest: heads = 1, layout = NHD, page_size = 1, twice = false, steps = 3, seed = 7\n", result.stdout)
+    local message = result.stdout:match("\n  fails at ([^\n]+)\n")
+    assert.matches("^step 3: K dequantized: row 0 %(request 1%), position 2, head 0", message)
+    local line = result.stdout:match("\nrepeat:   ([^\n]+)\n")
+    local again = process.run(("cd %s && %s"):format(quote(folder), line))
+    assert.are.equal(1, again.status, line)
+    assert.is_truthy(again.stdout:find("FAILED at " .. message, 1, true), again.stdout)
+  end)
+
+  it("shrinks an error of the script as such, and shows where it is", function()
+    write("raises.lua", [[
+      return {
+        title = "raises", parameters = { size = { 100, min = 1, max = 1000, multiple = 4 } }, steps = 9,
+        setup = function() end,
+        step = function(run) if run.p.size > 40 and run.step == 3 then error("too large") end end,
+      }]])
+    local result = run("./raises.lua")
+    assert.are.same({ 1, "" }, { result.status, result.stderr })
+    assert.matches("\nsmallest: size = 44, steps = 3, seed = 1\n", result.stdout)
+    assert.matches("raises.lua:4: too large", result.stdout)
+    assert.matches("stack traceback", result.stdout)
+  end)
+
+  it("finds what differs between the graphs and the eager run", function()
+    write("stale.lua", [[
+      local nibble = require "nibble"
+      return {
+        title = "a graph that reads a tensor which the script replaced", steps = 3,
+        setup = function(run)
+          run.state.y = nibble.zeros(4, { device = run.device })
+          local image = run:watch("y", run.state.y)
+          run.keep = function() if image then image:set(run.state.y:bytes()) end end -- no ledger of its own
+        end,
+        step = function(run) run.state.x = run:randn({ 4 }, { dtype = "float32" }) end,
+        captured = function(run)
+          run.state.y:copy(run.state.x)
+          run:effect({ op = "copy" }, function() run.keep() end)
+        end,
+      }]])
+    local result = run("./stale.lua --seed 3")
+    assert.are.same({ 1, "" }, { result.status, result.stderr })
+    assert.matches("FAILED at step 2: y: element %[%d%]: got 0x%x+, the eager run has 0x", result.stdout)
+  end)
+
+  it("--plant is found, and named", function()
+    for _, words in ipairs { "decode --steps 10", "decode --layout NHD --random --head-dim 80 --tokens 60 --steps 9 --page-size 5" } do
+      local result = run(words .. " --plant")
+      assert.are.same({ 1, "" }, { result.status, result.stderr })
+      local step, place = result.stdout:match("\nplanted after step (%d+): ([^\n]+)\n")
+      assert.is_truthy(result.stdout:find(("\nFAILED at step %s: %s: got 0x"):format(step, place), 1, true), result.stdout)
+      assert.is_nil(result.stdout:find("\nok", 1, true))
+    end
+  end)
+
+  it("list names every scenario, its parameters, defaults and ranges #quick", function()
+    local result = run("list")
+    assert.are.same({ 0, "" }, { result.status, result.stderr })
+    for _, name in ipairs(names) do
+      local def = scenario.load(name)
+      assert.is_truthy(result.stdout:find(name .. ": " .. def.title .. "\n", 1, true), name)
+      for _, parameter in ipairs(scenario.parameters(def)) do
+        assert.is_truthy(result.stdout:find("\n  --" .. parameter:gsub("_", "-") .. " ", 1, true), parameter)
+        assert.is_string(def.parameters[parameter].help, name .. ": " .. parameter)
+      end
+    end
+    assert.matches("\n  %-%-page%-layout +fragmented +fragmented or sequential or shuffled or ring +[^\n]+\n", result.stdout)
+    assert.matches("\n  %-%-head%-dim +64 +a multiple of 16 >= 16 ", result.stdout)
+  end)
+
+  it("prints help #quick", function()
+    local result = run("--help")
+    assert.are.same({ 0, "" }, { result.status, result.stderr })
+    for _, word in ipairs { "list", "device", "steps", "seed", "report", "check", "plant" } do
+      assert.matches(word, result.stdout)
+    end
+    assert.are.equal(2, run("").status)
+    assert.matches("%-%-page%-size", run("decode --help").stdout)
+  end)
+
+  it("says in one line what is wrong, and returns 2 #quick", function()
+    write("no_table.lua", "return 5")
+    write("no_lua.lua", "return return")
+    write("no_field.lua", "return { title = 'x', steps = 1, setup = print, stpe = print }")
+    write("no_step.lua", "return { title = 'x', steps = 1, setup = print }")
+    write("no_default.lua", "return { title = 'x', steps = 1, setup = print, step = print, parameters = { a = {} } }")
+    for words, message in pairs {
+      ["nonsense"] = "nonsense is no scenario", ["./nowhere.lua"] = "the file cannot be read", ["list all"] = "got all",
+      ["--steps 4"] = "a scenario's name before --steps", ["decode steps"] = "unknown option steps",
+      ["decode --frobnicate"] = "unknown option --frobnicate", ["decode --steps"] = "--steps needs a value",
+      ["decode --steps ten"] = "--steps: expected an integer >= 1, got ten", ["decode --steps=0"] = ">= 1, got 0",
+      ["decode --steps 1e3"] = "got 1e3", ["decode --steps 999"] = "fewer than the 320 tokens",
+      ["decode --layout HDN"] = "--layout: expected HND or NHD, got HDN", ["decode --plant=yes"] = "--plant takes no value",
+      ["decode --heads 4"] = "--heads needs --random", ["decode --random --head-dim 40"] = "a multiple of 16 >= 16, got 40",
+      ["decode --device abacus"] = '--device: "abacus"',
+      ["./no_table.lua"] = "expected a file that returns a table, got number", ["./no_lua.lua"] = "no_lua.lua:1:",
+      ["./no_field.lua"] = "stpe: expected a known field, got function", ["./no_step.lua"] = "step: expected one, got none",
+      ["./no_default.lua"] = "a: expected a table with a default",
+    } do
+      local result = run(words)
+      assert.are.equal(2, result.status, words)
+      assert.are.equal("", result.stdout)
+      assert.matches("^nibble scenario: [^\n]+\n$", result.stderr)
+      assert.is_truthy(result.stderr:find(message, 1, true), words .. ": " .. result.stderr)
+    end
+  end)
+end)
