@@ -8,36 +8,39 @@ local names = scenario.names()
 
 for _, name in ipairs(names) do scenario.describe(name) end
 
-local function attempt(def, changes)
-  local opts = { p = scenario.values(def, changes.p), device = assert(nibble.device()), seed = 1, steps = def.steps[1] }
-  for key, value in pairs(changes) do if key ~= "p" then opts[key] = value end end
-  return scenario.attempt(def, opts)
+local function attempt(def, point, plant)
+  local p = {}
+  for key, value in pairs(point) do if key ~= "steps" then p[key] = value end end
+  return scenario.attempt(def, {
+    p = scenario.values(def, p), device = assert(nibble.device()), seed = 1, steps = point.steps or def.steps[1], plant = plant,
+  })
 end
 
--- Few steps and little input do: what is watched is compared after each.
-local SMALL = { decode = { random = true, tokens = 20, heads = 1, requests = 3 } }
-
-local function few(def)
-  return math.max(def.steps.min, math.min(def.steps[1], 4))
+-- The first point of a scenario's grid, and few steps: what is watched is compared after each.
+local function small(def)
+  local point = {}
+  for key, value in pairs(scenario.grid(def)[1]) do point[key] = value end
+  point.steps = math.max(def.steps.min, math.min(def.steps[1], 4))
+  return point
 end
 
 describe("a planted bit", function()
   for _, name in ipairs(names) do
     it("in any tensor that scenario " .. name .. " watches is found and named", function()
       local def = assert(scenario.load(name))
-      local steps = few(def)
+      local point = small(def)
       local i, tensors = 0, nil
       repeat
         i = i + 1
-        local outcome = attempt(def, { p = SMALL[name], steps = steps, plant = i })
+        local outcome = attempt(def, point, i)
         tensors = tensors or #outcome.run.watched
         assert.is_false(outcome.ok, name .. ": nothing was found")
         assert.are.equal("check", outcome.kind, outcome.message)
-        local found = ("step %d: %s: got 0x"):format((steps + 1) // 2, outcome.planted)
+        local found = ("step %d: %s: got 0x"):format((point.steps + 1) // 2, outcome.planted)
         assert.are.equal(found, outcome.message:sub(1, #found))
       until i == tensors
       assert.is_true(tensors >= 1)
-      assert.is_true(attempt(def, { p = SMALL[name], steps = steps }).ok)
+      assert.is_true(attempt(def, point).ok)
     end)
   end
 end)

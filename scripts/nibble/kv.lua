@@ -42,10 +42,13 @@ local FILL = 0xA5 -- every byte of a pool that nothing has written, so that a by
 ---@field sf_page_padding? integer
 ---@field page_layout? nibble.page_layout  default "sequential"
 ---@field reserved? integer       pages never handed out, default 1: page 0, where stray padding would land
+---@field pool? fun(): nibble.caches       makes a layer's pools otherwise than pages.caches does, any strides, each byte FILL (0xA5)
+---@field device? string          default: the run's
 ---@field materialize? boolean    also V's interleaved scales and an E4M3 copy (head_dim % 64 == 0, page_size % 4 == 0)
 
 ---@class nibble.kv
 ---@field allocator nibble.allocator
+---@field source table[]                layers {name, K, V}, which another cache may share
 ---@field layers table[]                each with pool, k_scale, v_scale, key, value, out (pair), interleaved, fp8
 ---@field live nibble.request[]         in the order of their coming
 ---@field slot_mapping nibble.tensor    int64 [rows]; what `load` fills
@@ -57,7 +60,8 @@ kv.__index = kv
 
 local known = {}
 for name in ([[name num_pages page_size num_kv_heads head_dim v_head_dim dtype tokens source batch max_len rows kv_layout page_padding
-  sf_page_padding page_layout reserved materialize]]):gmatch("%S+") do known[name] = true end
+  sf_page_padding page_layout reserved materialize
+  pool device]]):gmatch("%S+") do known[name] = true end
 
 ---------------------------------------------------------------------------------------------------------------- made
 
@@ -70,32 +74,32 @@ local function random_layer(run, opts)
   return layer
 end
 
-local function make_layer(self, run, opts, source)
+local function make_layer(self, opts, source)
   local layer = { name = source.name, out = {}, scales = {}, bytes = {}, dirty = {} }
-  layer.pool = pages.caches {
+  layer.pool = opts.pool and opts.pool() or pages.caches {
     num_pages = opts.num_pages, page_size = opts.page_size, num_kv_heads = self.heads, head_dim = self.dims[1],
     v_head_dim = self.dims[2], kv_layout = self.kv_layout, page_padding = opts.page_padding, fill = FILL,
-    sf_page_padding = opts.sf_page_padding, device = run.device,
+    sf_page_padding = opts.sf_page_padding, device = self.device,
   }
   layer.strides = {} -- bytes between pages
   for i, storage in ipairs(layer.pool.storage) do layer.strides[i] = storage.shape[2] end
-  local function zeros(dtype, ...) return nibble.zeros({ ... }, { dtype = dtype, device = run.device }) end
+  local function zeros(dtype, ...) return nibble.zeros({ ... }, { dtype = dtype, device = self.device }) end
   for i = 1, 2 do
     layer[i == 1 and "key" or "value"] = zeros(self.dtype, self.rows, self.heads, self.dims[i])
     layer.out[i] = nibble.full({ self.batch, self.max_len, self.heads, self.dims[i] }, -1,
-      { dtype = self.dtype, device = run.device })
+      { dtype = self.dtype, device = self.device })
     layer.bytes[i] = source[i]:bytes()
     -- The global scale that puts the largest input on 448, the largest E4M3 number: the copy in E4M3 does not saturate. A graph
     -- reads it from the device, an eager run gets a number: both must come to the same.
     local amax = source[i]:amax()
     local g = reference.f32((amax > 0 and amax or 1) / 448)
     layer.scales[i] = g
-    layer[i == 1 and "k_scale" or "v_scale"] = nibble.full({ 1 }, g, { dtype = "float32", device = run.device })
+    layer[i == 1 and "k_scale" or "v_scale"] = nibble.full({ 1 }, g, { dtype = "float32", device = self.device })
   end
   if self.with_copy then
     layer.interleaved = layer.pool.kv_cache_sf[2]:clone()
     layer.fp8 = nibble.full({ self.batch * self.max_pages + 1, 2, self.heads, self.page_size, self.dims[1] }, -1,
-      { dtype = "float8_e4m3fn", device = run.device })
+      { dtype = "float8_e4m3fn", device = self.device })
   end
   return layer
 end
@@ -139,20 +143,25 @@ function kv.new(run, opts)
   local source = opts.source or { random_layer(run, opts) }
   local k, v = source[1][1], source[1][2]
   local self = setmetatable({
-    run = run, name = opts.name or "cache", heads = k.shape[2], dims = { k.shape[3], v.shape[3] }, dtype = k.dtype,
-    tokens = k.shape[1], kv_layout = opts.kv_layout or "NHD", page_size = opts.page_size, num_pages = opts.num_pages,
+    run = run, device = opts.device or run.device, source = source, name = opts.name or "cache",
+    heads = k.shape[2], dims = { k.shape[3], v.shape[3] }, dtype = k.dtype, tokens = k.shape[1],
+    kv_layout = opts.kv_layout or "NHD", page_size = opts.page_size, num_pages = opts.num_pages,
     batch = opts.batch, max_len = opts.max_len, rows = opts.rows or opts.batch, with_copy = opts.materialize or false,
-    live = {}, layers = {}, pending = {}, loaded = { requests = {}, tokens = {}, slots = {} }, slot_token = {}, used = {}, count = 0,
+    live = {}, layers = {}, count = 0,
+    pending = {},    -- {slot, token} that wait for `load` or `flush`
+    loaded = { requests = {}, tokens = {}, slots = {} }, -- what the static tensors hold
+    slot_token = {}, -- the token in each slot that was written
+    used = {},       -- tokens that were appended
   }, kv)
   self.max_pages = (self.max_len + self.page_size - 1) // self.page_size
   self.allocator = pages.allocator {
     num_pages = opts.num_pages, page_size = opts.page_size, layout = opts.page_layout, seed = run:next_seed(),
     reserved = opts.reserved or 1,
   }
-  local function zeros(dtype, ...) return nibble.zeros({ ... }, { dtype = dtype, device = run.device }) end
+  local function zeros(dtype, ...) return nibble.zeros({ ... }, { dtype = dtype, device = self.device }) end
   self.slot_mapping, self.seq_lens = zeros("int64", self.rows), zeros("int32", self.batch)
   self.block_tables, self.kv_page_indptr = zeros("int32", self.batch, self.max_pages), zeros("int32", self.batch + 1)
-  for l, layer in ipairs(source) do self.layers[l] = make_layer(self, run, opts, layer) end
+  for l, layer in ipairs(source) do self.layers[l] = make_layer(self, opts, layer) end
   for l, layer in ipairs(self.layers) do watch(self, run, layer, source[l]) end
   return self
 end
@@ -383,10 +392,10 @@ function kv:flush()
   local mapping = table.move(slots, 1, #slots, 1, {})
   local size = (#tokens + 15) // 16 * 16
   for i = #slots + 1, size do mapping[i] = -1 end
-  local slot_tensor = nibble.tensor(mapping, { dtype = "int32", device = self.run.device })
+  local slot_tensor = nibble.tensor(mapping, { dtype = "int32", device = self.device })
   local values, packed = token_bytes(self, #tokens)
   for l, layer in ipairs(self.layers) do
-    local k, v = rows_tensor(self, layer, 1, tokens, size, self.run.device), rows_tensor(self, layer, 2, tokens, size, self.run.device)
+    local k, v = rows_tensor(self, layer, 1, tokens, size, self.device), rows_tensor(self, layer, 2, tokens, size, self.device)
     self.run:timed("prefill (append)", function() append_rows(self, layer, k, v, slot_tensor) end,
       l == 1 and values + packed or 0)
   end
