@@ -45,6 +45,70 @@ describe("a planted bit", function()
   end
 end)
 
+-- What a scenario is about, done wrong: it must not pass.
+describe("a mistake is found:", function()
+  local pages, kv = require "nibble.pages", require "nibble.kv"
+  local allocator_class = getmetatable(pages.allocator { num_pages = 1, page_size = 1 })
+
+  local mistakes = {
+    { "pages are shared, and never copied", { "prefix_sharing", "beam_search" }, pages, "copy", function() return function() end end },
+    { "a fork does not hold the pages it shares", { "prefix_sharing", "beam_search" }, allocator_class, "fork", function(fork)
+      return function(self, request, length)
+        local child = fork(self, request, length)
+        for _, page in ipairs(child.pages) do self.count[page] = self.count[page] - 1 end
+        return child
+      end
+    end },
+    { "padding points to slot 0", { "decode", "chunked_prefill" }, pages, "tensors", function(tensors)
+      return function(batch, opts)
+        for i, slot in ipairs(batch.slot_mapping) do batch.slot_mapping[i] = math.max(slot, 0) end
+        return tensors(batch, opts)
+      end
+    end },
+    { "lengths are one short", { "decode", "sliding_window", "eviction", "hand_over" }, pages, "tensors", function(tensors)
+      return function(batch, opts)
+        for i, length in ipairs(batch.seq_lens) do batch.seq_lens[i] = math.max(length - 1, 0) end
+        return tensors(batch, opts)
+      end
+    end },
+    { "tables are those of the step before", { "eviction", "sliding_window", "speculative", "hand_over" }, kv, "load", function(load)
+      return function(self, requests)
+        local before = self.block_tables:clone()
+        load(self, requests)
+        self.block_tables:copy(before)
+      end
+    end },
+    { "rejected drafts stay", { "speculative" }, allocator_class, "rewind", function() return function() end end },
+    { "the window does not slide", { "sliding_window" }, kv, "drop", function() return function() end end },
+    { "a graph keeps its first shape", { "changing_shapes" }, require("nibble.run"), "graph", function(graph)
+      return function(self, key, fn) return graph(self, key, fn) end
+    end },
+    { "tokens are appended in another order", { "chunked_prefill", "two_streams", "padded_pages", "two_head_dims", "prefix_sharing" },
+      kv, "load", function(load)
+        return function(self, requests)
+          load(self, requests)
+          local slots = self.slot_mapping:totable()
+          slots[1], slots[2] = slots[2], slots[1]
+          self.slot_mapping:copy(nibble.tensor(slots, { dtype = "int64", device = "cpu" }))
+        end
+      end },
+  }
+  for _, mistake in ipairs(mistakes) do
+    local what, victims, where, name, spoil = table.unpack(mistake)
+    for _, victim in ipairs(victims) do
+      it(what .. " (" .. victim .. ")", function()
+        local whole = where[name]
+        where[name] = spoil(whole)
+        finally(function() where[name] = whole end)
+        local outcome = attempt(assert(scenario.load(victim)), { steps = 16 })
+        assert.is_false(outcome.ok)
+        where[name] = whole
+        assert.is_true(attempt(assert(scenario.load(victim)), { steps = 16 }).ok)
+      end)
+    end
+  end
+end)
+
 describe("nibble scenario", function()
   local folder, command
 

@@ -86,7 +86,8 @@ return {
   steps = { 64, min = 1 },
   errors = true,
   grid = {
-    { steps = 4, random = true, tokens = 20, heads = 1, requests = 3 }, { steps = 12 }, { steps = 12, layout = "NHD" }, { steps = 12, page_size = 4, page_layout = "ring" },
+    { steps = 4, random = true, tokens = 20, heads = 1, requests = 3 }, { steps = 12 },
+    { steps = 12, layout = "NHD" }, { steps = 12, page_size = 4, page_layout = "ring" },
     { steps = 20, requests = 13, page_layout = "shuffled", page_size = 64 }, { steps = 3, requests = 1 },
     { steps = 1, page_layout = "sequential" },
     { steps = 10, random = true, tokens = 50, heads = 3, head_dim = 128, dtype = "float16", layout = "NHD" },
