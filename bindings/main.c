@@ -20,6 +20,7 @@ static const char usage[] =
   "       nibble FILE [ARGUMENTS]   run a script (- is standard input)\n"
   "       nibble -e CODE [ARGUMENTS]\n"
   "       nibble devices            what can be computed on, and what cannot and why\n"
+  "       nibble scenario list      scenarios to run and check (nibble scenario --help)\n"
   "       nibble --version\n"
   "       nibble --help\n"
   "\n"
@@ -41,6 +42,18 @@ static const char devices_code[] =
   "  for i = 1, 2 do row[i] = row[i] .. (' '):rep(width[i] - (utf8.len(row[i]) or #row[i])) end\n"
   "  print(table.concat(row, '  '))\n"
   "end\n";
+
+/* A command that is the Lua module nibble.NAME: its main gets a list of the words behind the name and returns the exit status. */
+static const char module_code[] = "os.exit(require('nibble.' .. arg[0]).main({...}), true)";
+static const char *const modules[] = {"scenario", NULL};
+
+static bool is_module(const char *word) {
+  for (int i = 0; modules[i]; i++) {
+    if (strcmp(word, modules[i]) == 0)
+      return true;
+  }
+  return false;
+}
 
 /* ---- Calls, errors, Ctrl-C ----------------------------------------------------------------------------------------- */
 
@@ -328,7 +341,7 @@ static void check_output(void) {
   _exit(EXIT_FAILURE);
 }
 
-enum action { PROMPT, SCRIPT, CODE, DEVICES };
+enum action { PROMPT, SCRIPT, CODE, DEVICES, MODULE };
 
 int main(int argc, char **argv) {
   atexit(check_output);
@@ -351,6 +364,8 @@ int main(int argc, char **argv) {
       if (argc > 2)
         return misuse("devices takes no arguments, got ", argv[2]);
       action = DEVICES;
+    } else if (is_module(word)) {
+      action = MODULE;
     } else if (strcmp(word, "--") == 0) {
       if (argc < 3)
         return misuse("-- wants a file after it", "");
@@ -391,6 +406,9 @@ int main(int argc, char **argv) {
         break;
       case DEVICES:
         status = run(L, luaL_loadbuffer(L, devices_code, sizeof devices_code - 1, "=devices"), NULL, 0);
+        break;
+      case MODULE:
+        status = run(L, luaL_loadbuffer(L, module_code, sizeof module_code - 1, "=nibble"), argv + first, count);
         break;
     }
   }

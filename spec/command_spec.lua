@@ -41,7 +41,7 @@ describe("nibble #quick", function()
   it("--help lists every way to call it", function()
     local result = nibble("--help")
     ended_well(result, result.stdout)
-    for _, words in ipairs { "nibble FILE", "nibble %-e CODE", "nibble devices", "%-%-version", "%-%-help" } do
+    for _, words in ipairs { "nibble FILE", "nibble %-e CODE", "nibble devices", "nibble scenario list", "%-%-version", "%-%-help" } do
       assert.matches(words, result.stdout)
     end
   end)

@@ -158,11 +158,38 @@ describe("the page allocator #quick", function()
     raises(function() allocator:drop(other, 0) end, "allocator:drop: request: expected a live request")
   end)
 
+  it("takes a request's newest tokens back, and their pages", function()
+    local allocator = pages.allocator { num_pages = 8, page_size = 4 }
+    local request, other = allocator:allocate(10), allocator:allocate(1)
+    allocator:rewind(request, 1)
+    assert.are.same({ pages = { 0, 1, 2 }, length = 9, dropped = 0 }, request)
+    allocator:rewind(request, 1)
+    assert.are.same({ pages = { 0, 1 }, length = 8, dropped = 0 }, request)
+    assert.are.equal(5, allocator.num_free)
+    assert.are.same({ 8, 9 }, (allocator:append(request, 2))) -- page 2 again, the lowest
+    -- A page that a fork shares stays with the fork, and is copied before the next write.
+    local child = allocator:fork(request)
+    allocator:rewind(request, 3)
+    assert.are.same({ 2, 2, 1 }, { allocator:references(0), allocator:references(1), allocator:references(2) })
+    local slots, copies = allocator:append(request, 1)
+    assert.are.same({ { 19 }, { { source = 1, destination = 4, entries = 3 } } }, { slots, copies })
+    assert.are.same({ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 }, allocator:slots(child))
+    allocator:rewind(request, 0)
+    allocator:rewind(request, 8)
+    assert.are.same({ pages = {}, length = 0, dropped = 0 }, request)
+    for _, count in ipairs { 1, -1, 0.5 } do
+      raises(function() allocator:rewind(request, count) end, "allocator:rewind: count: expected ")
+    end
+    raises(function() allocator:rewind(request, 1) end, "at most the request's 0 tokens, got 1")
+    allocator:free(other)
+    raises(function() allocator:rewind(other, 0) end, "allocator:rewind: request: expected a live request")
+  end)
+
   it("keeps count through a long mixed run", function()
     local allocator = pages.allocator { num_pages = 40, page_size = 3, layout = "fragmented", seed = 5, reserved = 1 }
     local random, live = pages.generator(11), {}
     for _ = 1, 3000 do
-      local pick = random(4)
+      local pick = random(5)
       local request = #live > 0 and live[random(#live) + 1]
       if pick == 0 or not request then
         live[#live + 1] = allocator:allocate(random(20))
@@ -170,6 +197,8 @@ describe("the page allocator #quick", function()
         allocator:append(request, random(6))
       elseif pick == 2 and #live < 20 then
         live[#live + 1] = allocator:fork(request, random(request.length + 1))
+      elseif pick == 4 then
+        allocator:rewind(request, random(request.length + 1))
       else
         local i = random(#live) + 1
         allocator:free(live[i])

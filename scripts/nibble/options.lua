@@ -2,24 +2,39 @@
 --
 --   local opts, message = options.parse(arg, { steps = { 64, min = 1 }, layout = { "HND", "NHD" }, csv = { false } })
 --
--- An option is a table with its default first: `false` makes a flag; an integer takes integers, at least `min`; strings
--- are the choices, the first one the default; an empty table takes any text and has no default.
+-- An option is a table with its default first: `false` makes a flag; an integer takes integers, from `min` to `max`, a multiple of
+-- `multiple`; strings are the choices, the first one the default; an empty table takes any text and has no default.
 
 local options = {}
+
+--- What an option takes, in words: "an integer >= 1", "HND or NHD", "a flag", "text".
+---@param kind table
+---@return string
+function options.range(kind)
+  local default = kind[1]
+  if default == nil then return "text" end
+  if default == false then return "a flag" end
+  if math.type(default) ~= "integer" then return table.concat(kind, " or ") end
+  local what = kind.multiple and "a multiple of " .. kind.multiple or "an integer"
+  if kind.min and kind.max then return ("%s %d..%d"):format(what, kind.min, kind.max) end
+  return what .. (kind.min and " >= " .. kind.min or "") .. (kind.max and " <= " .. kind.max or "")
+end
 
 local function value_of(name, kind, text)
   local default = kind[1]
   if math.type(default) == "integer" then
     local number = text:match("^%-?%d+$") and math.tointeger(tonumber(text))
-    if number and number >= (kind.min or math.mininteger) then return number end
-    local range = kind.min and (" >= " .. kind.min) or ""
-    return nil, ("--%s: expected an integer%s, got %s"):format(name, range, text)
+    if number and number >= (kind.min or math.mininteger) and number <= (kind.max or math.maxinteger)
+      and number % (kind.multiple or 1) == 0 then
+      return number
+    end
+    return nil, ("--%s: expected %s, got %s"):format(name, options.range(kind), text)
   end
   if default == nil then return text end
   for _, choice in ipairs(kind) do
     if text == choice then return text end
   end
-  return nil, ("--%s: expected %s, got %s"):format(name, table.concat(kind, " or "), text)
+  return nil, ("--%s: expected %s, got %s"):format(name, options.range(kind), text)
 end
 
 --- The options' values; `given[name]` says which were on the line. A bad line gives `nil, message`.

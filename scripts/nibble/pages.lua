@@ -10,6 +10,7 @@
 --   local pool = pages.caches { num_pages = 64, page_size = 16, num_kv_heads = 4, head_dim = 64 }
 --   pages.copy(pool, copies)
 --   allocator:drop(a, 1)                            -- a sliding window: a's oldest page goes back
+--   allocator:rewind(a, 2)                          -- rejected drafts: a's last two tokens are taken back
 --
 -- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything but `tensors`,
 -- `caches` and `copy` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool without enough
@@ -272,6 +273,20 @@ function allocator:drop(request, count)
   for _ = 1, count do release(self, table.remove(request.pages, 1)) end
   request.length = request.length - count * self.page_size
   request.dropped = request.dropped + count * self.page_size
+end
+
+--- Takes a request's last `count` tokens back: drafts that were rejected. Pages without a token left are given back; the slots of
+--- the others are handed out again by the next `append`, and hold the old tokens until then.
+---@param request nibble.request
+---@param count integer
+function allocator:rewind(request, count)
+  check_live(self, "allocator:rewind", request)
+  count = integer("allocator:rewind", "count", count, 0)
+  if count > request.length then fail("allocator:rewind", "count", "at most the request's " .. request.length .. " tokens", count) end
+  request.length = request.length - count
+  for j = #request.pages, (request.length + self.page_size - 1) // self.page_size + 1, -1 do
+    release(self, table.remove(request.pages, j))
+  end
 end
 
 --- Gives a request's pages back; those that no other request shares become free. Freeing it again is an error.

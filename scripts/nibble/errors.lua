@@ -1,0 +1,108 @@
+--- How far what a cache stored is from its inputs, per layer, K or V and head: for a scenario's output and its report.
+--
+--   local errors = require("nibble.errors").measure(run)      -- nil when the run has no cache
+--   print(require("nibble.errors").text(errors))
+--
+-- Errors are of the tokens that were appended, as the ledger has them: all that a cache holds was compared with it.
+
+local reference = require "nibble.reference"
+local show = require "nibble.show"
+
+local errors = {}
+
+-- One side of a layer: adds the error of each of its elements, in half steps of E2M1 at its block's scale, to `all`.
+local function measure_side(cache, layer, i, source, all)
+  local heads, dim, g = cache.heads, cache.dims[i], layer.scales[i]
+  local result = { heads = {}, blocks = {}, underflow = 0 }
+  for h = 0, heads - 1 do
+    local worst, sums, squares = 0, {}, {}
+    for b = 0, dim // 16 - 1 do sums[b], squares[b] = 0.0, 0.0 end
+    for token in pairs(cache.used) do
+      local row, base = layer.images.rows[i][token], (token * heads + h) * dim
+      local data, sf = row.data[h], row.sf[h]
+      for d = 0, dim - 1 do
+        local block = d // 16
+        local scale_byte, code = sf:byte(block + 1), data:byte(d // 2 + 1) >> d % 2 * 4 & 15
+        local unit, x = reference.decode(scale_byte, "float8_e4m3fn") * g, source[base + d + 1]
+        local err = reference.e2m1[code] * unit - x
+        sums[block], squares[block] = sums[block] + err * err, squares[block] + x * x
+        if scale_byte < 8 then -- a subnormal scale is too coarse for the bound
+          result.underflow = result.underflow + 1
+        else
+          local ratio = err / (show.half_step(x / unit) * unit)
+          all[#all + 1] = ratio
+          worst = math.max(worst, math.abs(ratio))
+        end
+      end
+    end
+    local sum, square, blocks = 0.0, 0.0, {}
+    for b = 0, dim // 16 - 1 do
+      sum, square = sum + sums[b], square + squares[b]
+      blocks[b + 1] = 100 * math.sqrt(sums[b] / math.max(squares[b], 1e-300))
+    end
+    result.heads[h + 1] = { worst = worst, rms = 100 * math.sqrt(sum / math.max(square, 1e-300)) }
+    result.blocks[h + 1] = blocks
+  end
+  return result
+end
+
+---@class nibble.errors
+---@field list table[]     {cache, layer, kv = "K" or "V", heads = {{worst, rms}}, blocks = rms of [head][block]}: worst in half steps
+---                        of E2M1 at the block's scale (1 is the bound), rms in percent of the inputs'
+---@field histogram {low: number, high: number, counts: integer[]}  of all errors in half steps
+---@field ratios number[]
+---@field fine boolean     whether all are within the bound
+---@field underflow integer  elements with a subnormal scale, which has no bound
+
+--- The errors of all that a run's caches stored.
+---@param run nibble.run
+---@return nibble.errors?
+function errors.measure(run)
+  local all = { list = {}, ratios = {}, fine = true, underflow = 0 }
+  for _, cache in ipairs(run.caches) do
+    for l, layer in ipairs(cache.layers) do
+      for i, name in ipairs { "K", "V" } do
+        local source = reference.values({ dtype = cache.dtype, shape = {}, bytes = layer.bytes[i] })
+        local side = measure_side(cache, layer, i, source, all.ratios)
+        side.cache, side.layer, side.kv = cache.name, layer.name or "layer " .. l - 1, name
+        all.list[#all.list + 1] = side
+        all.underflow = all.underflow + side.underflow
+        -- x * (1 / unit) is rounded twice before it is compared with a tie
+        for _, head in ipairs(side.heads) do all.fine = all.fine and head.worst <= 1 + 1e-6 end
+      end
+    end
+  end
+  if #all.list == 0 then return nil end
+  local counts = {}
+  for i = 1, 12 do counts[i] = 0 end
+  for _, ratio in ipairs(all.ratios) do
+    local bin = math.max(1, math.min(12, math.floor((ratio + 1) * 6) + 1))
+    counts[bin] = counts[bin] + 1
+  end
+  all.histogram = { low = -1, high = 1, counts = counts }
+  return all
+end
+
+--- The same as a table and a histogram for a terminal.
+---@param all nibble.errors
+---@return string
+function errors.text(all)
+  local title = "quantization error: the largest, in half steps of E2M1 at the block's scale (bound: 1); rms relative to the input's"
+  local lines, titles, most = { title }, {}, 0
+  for _, side in ipairs(all.list) do most = math.max(most, #side.heads) end
+  for h = 1, math.min(most, 4) do titles[h] = ("%15s"):format("head " .. h - 1) end
+  lines[2] = "             " .. table.concat(titles, "   ")
+  for _, side in ipairs(all.list) do
+    local cells = {}
+    for h, head in ipairs(side.heads) do cells[h] = ("%.4f %6.2f %%"):format(head.worst, head.rms) end
+    for h = 1, #cells, 4 do
+      lines[#lines + 1] = ("  %-10s %s"):format(h == 1 and side.layer .. " " .. side.kv or "  heads " .. h - 1 .. "..",
+        table.concat(cells, "   ", h, math.min(h + 3, #cells)))
+    end
+  end
+  lines[#lines + 1] = show.histogram(all.ratios, { bins = 12, low = -1, high = 1, title = "errors, in half steps" })
+  if all.underflow > 0 then lines[#lines + 1] = ("  %d elements have a subnormal scale and no bound"):format(all.underflow) end
+  return table.concat(lines, "\n")
+end
+
+return errors

@@ -1,0 +1,270 @@
+--- A ledger of memory: what every byte of some tensors must be, kept by nibble.reference while a device works, and where a byte
+-- that differs lies. nibble.kv keeps one for each cache of a scenario.
+--
+--   local ledger = require "nibble.ledger"
+--   local image = ledger.image("K cache", tensor, where)   -- the bytes as they are now
+--   image:put(offset, bytes)                               -- what was written since
+--   image:difference()                                     -- nil, or the first byte of the tensor that is not the image's, in words
+--   local rows = ledger.rows(source, scale)                -- rows[token]: what append, dequantize, materialize make of each row
+--
+-- Each input row becomes the same bytes wherever it is put: the reference works once on each, and the rules of slots, block
+-- tables and layouts say where they go. Offsets, pages, entries, heads and dimensions count from 0.
+
+local reference = require "nibble.reference"
+
+local ledger = {}
+
+local function plain(dtype, shape, bytes) return { dtype = dtype, shape = shape, bytes = bytes } end
+
+--------------------------------------------------------------------------------------------------------------- images
+
+---@class nibble.image
+---@field name string
+---@field tensor nibble.tensor
+---@field compared integer  bytes compared so far
+local image = {}
+image.__index = image
+
+--- An image of a tensor. `where(offset, got, wanted)` says in words which element the byte at an offset belongs to; the default
+--- names its index.
+---@param name string
+---@param tensor nibble.tensor
+---@param where? fun(offset: integer, got: integer, wanted: integer): string
+---@return nibble.image
+function ledger.image(name, tensor, where)
+  return setmetatable({
+    name = name, tensor = tensor, where = where or ledger.index_of(tensor), compared = 0, bytes = tensor:bytes(), writes = {},
+    offsets = {},
+  }, image)
+end
+
+--- The bytes from an offset on become these. Until `settle`, two writes must either not overlap or be of one place and size.
+---@param offset integer
+---@param bytes string
+function image:put(offset, bytes)
+  if not self.writes[offset] then self.offsets[#self.offsets + 1] = offset end
+  self.writes[offset] = bytes
+end
+
+--- All bytes become these: a plain array's of nibble.reference, or a string.
+---@param bytes string|{bytes: string}
+function image:set(bytes)
+  self.bytes, self.writes, self.offsets = type(bytes) == "table" and bytes.bytes or bytes, {}, {}
+end
+
+--- The image as a plain array, for nibble.reference.
+---@return {dtype: string, shape: integer[], bytes: string}
+function image:array()
+  return plain(self.tensor.dtype, self.tensor.shape, self:settle())
+end
+
+--- All bytes, the writes put in.
+---@return string
+function image:settle()
+  if #self.offsets == 0 then return self.bytes end
+  local parts, done = {}, 0
+  table.sort(self.offsets)
+  for _, offset in ipairs(self.offsets) do
+    parts[#parts + 1] = self.bytes:sub(done + 1, offset)
+    parts[#parts + 1] = self.writes[offset]
+    done = offset + #self.writes[offset]
+  end
+  parts[#parts + 1] = self.bytes:sub(done + 1)
+  self.bytes, self.writes, self.offsets = table.concat(parts), {}, {}
+  return self.bytes
+end
+
+-- Where two strings of one length differ first, from 0.
+local function first_difference(a, b)
+  local low, high = 1, #a
+  while low < high do
+    local middle = (low + high) // 2
+    if a:sub(low, middle) == b:sub(low, middle) then low = middle + 1 else high = middle end
+  end
+  return low - 1
+end
+
+--- The first byte of two strings of one length that differs, in words; nil when they are equal.
+---@param name string
+---@param got string
+---@param wanted string
+---@param where fun(offset: integer, got: integer, wanted: integer): string
+---@param whose string  who has the wanted bytes
+---@return string?
+function ledger.difference(name, got, wanted, where, whose)
+  if got == wanted then return nil end
+  if #got ~= #wanted then return ("%s: %d bytes, %s has %d"):format(name, #got, whose, #wanted) end
+  local offset = first_difference(got, wanted)
+  local a, b = got:byte(offset + 1), wanted:byte(offset + 1)
+  return ("%s: %s: got 0x%02X, %s has 0x%02X (byte %d of the tensor)"):format(name, where(offset, a, b), a, whose, b, offset)
+end
+
+--- Compares the tensor with its image.
+---@return string?
+function image:difference()
+  local bytes = self.tensor:bytes()
+  self.compared = self.compared + #bytes
+  return ledger.difference(self.name, bytes, self:settle(), self.where, "the reference")
+end
+
+local sizes = { float32 = 4, float16 = 2, bfloat16 = 2, uint16 = 2, int32 = 4, int64 = 8 } -- others: 1
+
+--- Bytes of an element of a dtype.
+---@param dtype nibble.dtype
+---@return integer
+function ledger.size_of(dtype) return sizes[dtype] or 1 end
+
+--- Names the element of a tensor that a byte belongs to by its index, from 0.
+---@param tensor nibble.tensor|{shape: integer[], dtype: string}
+---@return fun(offset: integer): string
+function ledger.index_of(tensor)
+  local shape, size = tensor.shape, ledger.size_of(tensor.dtype)
+  return function(offset)
+    local rest, index = offset // size, {}
+    for dim = #shape, 1, -1 do
+      index[dim] = rest % shape[dim]
+      rest = rest // shape[dim]
+    end
+    return "element [" .. table.concat(index, ", ") .. "]"
+  end
+end
+
+--------------------------------------------------------------------------------------------------------------- places
+
+-- For each kind of tensor of a nibble.kv cache: a function that says in words the page, entry, head and dimension that a byte
+-- belongs to. 16 elements that share a scale are named by their first.
+local places = {}
+ledger.places = places
+
+--- The index of (entry, head) among the vectors of a page.
+function places.vector_at(cache, entry, head)
+  if cache.kv_layout == "HND" then return head * cache.page_size + entry end
+  return entry * cache.heads + head
+end
+
+local function entry_and_head(cache, vector)
+  if cache.kv_layout == "HND" then return vector % cache.page_size, vector // cache.page_size end
+  return vector // cache.heads, vector % cache.heads
+end
+
+local element = "page %d, entry %d, head %d, dimension %d"
+
+-- A pool of vectors of `size` bytes, with `stride` bytes from page to page.
+local function in_pool(cache, stride, size, dimension)
+  return function(offset, got, wanted)
+    local page, rest = offset // stride, offset % stride
+    if rest >= cache.page_size * cache.heads * size then return ("page %d, byte %d, which is padding"):format(page, rest) end
+    local entry, head = entry_and_head(cache, rest // size)
+    return element:format(page, entry, head, dimension(rest % size, got ~ wanted))
+  end
+end
+
+function places.data(cache, stride, dim)
+  return in_pool(cache, stride, dim // 2, function(byte, bits) return byte * 2 + (bits & 15 == 0 and 1 or 0) end)
+end
+
+function places.sf(cache, stride, dim)
+  return in_pool(cache, stride, dim // 16, function(byte) return byte * 16 end)
+end
+
+function places.interleaved(cache, dim)
+  local blocks = dim // 16
+  return function(offset)
+    local vectors, column = cache.heads * cache.page_size, offset % blocks
+    local row, head = entry_and_head(cache, offset // blocks % vectors)
+    return element:format(offset // blocks // vectors, row // 4 * 4 + column % 4, head,
+      (row % 4 * (blocks // 4) + column // 4) * 16)
+  end
+end
+
+function places.out(cache, dim)
+  return function(offset)
+    local vector = offset // 2 // dim
+    local row = vector // cache.heads // cache.max_len
+    local request = cache.loaded.requests[row + 1]
+    return ("row %d (%s), position %d, head %d, dimension %d"):format(row, request and "request " .. request.id or "padding",
+      vector // cache.heads % cache.max_len, vector % cache.heads, offset // 2 % dim)
+  end
+end
+
+function places.fp8(cache, dim)
+  return function(offset)
+    local vector = offset // dim
+    return element:format(vector // (2 * cache.heads * cache.page_size), vector % cache.page_size,
+      vector // cache.page_size % cache.heads, offset % dim) .. (" of the copy (%s)"):format(
+      vector // (cache.heads * cache.page_size) % 2 == 0 and "K" or "V")
+  end
+end
+
+----------------------------------------------------------------------------------------------------------------- rows
+
+local function cut(bytes, size, i) return bytes:sub(i * size + 1, (i + 1) * size) end
+
+---@class nibble.ledger_row
+---@field data string[]  packed codes of each head, from head 0
+---@field sf string[]    scale bytes of each head
+---@field out string     all heads dequantized
+---@field fp8 string[]?  each head in E4M3
+
+-- What becomes of four neighbouring rows: the reference's work on a page of four entries, in HND.
+local function work_out(source, bytes, first, g, materialize, rows)
+  local heads, dim, count = source.heads, source.dim, math.min(4, source.tokens - first)
+  local half, blocks, row_size = dim // 2, dim // 16, heads * dim * 2
+  local function array(last) return plain("uint8", { 1, heads, 4, last }, ("\0"):rep(heads * 4 * last)) end
+  local function none(last) return plain("uint8", { 1, 0, 4, last }, "") end
+  local function out(h) return plain(source.dtype, { 1, 4, h, dim }, ("\0"):rep(4 * h * dim * 2)) end
+  local zero, four = reference.from_values({ 0 }, "int32", { 1, 1 }), reference.from_values({ 4 }, "int32")
+  local cache = reference.append {
+    append_key = plain(source.dtype, { count, heads, dim }, bytes:sub(first * row_size + 1, (first + count) * row_size)),
+    append_value = plain(source.dtype, { count, 0, dim }, ""), k_scale = g, v_scale = g, kv_layout = "HND",
+    slot_mapping = reference.from_values(table.move({ 0, 1, 2, 3 }, 1, count, 1, {}), "int32"),
+    paged_kv_cache = { array(half), none(half) }, kv_cache_sf = { array(blocks), none(blocks) },
+  }
+  local data, sf = cache.paged_kv_cache, cache.kv_cache_sf
+  local values = reference.dequantize {
+    paged_kv_cache = data, kv_cache_sf = sf, block_tables = zero, seq_lens = four, k_scale = g, v_scale = g, kv_layout = "HND",
+    output_k = out(heads), output_v = out(0),
+  }.output_k.bytes
+  local fp8 = materialize and reference.materialize({ -- K's plane of page 1; V's is not looked at
+    k_cache = data[1], v_cache = data[1], k_block_scales = sf[1], v_block_scales = sf[1], block_tables = zero, seq_lens = four,
+    max_kv_len = 4,
+  }).kv_cache_fp8.bytes:sub(2 * heads * 4 * dim + 1)
+  for t = 0, count - 1 do
+    local row = { data = {}, sf = {}, fp8 = fp8 and {}, out = cut(values, row_size, t) }
+    for h = 0, heads - 1 do
+      row.data[h], row.sf[h] = cut(data[1].bytes, half, h * 4 + t), cut(sf[1].bytes, blocks, h * 4 + t)
+      if fp8 then row.fp8[h] = cut(fp8, dim, h * 4 + t) end
+    end
+    rows[first + t] = row
+  end
+end
+
+--- What each row of `source` becomes, worked out when it is first asked for: rows[token], tokens from 0.
+---@param source nibble.tensor  [tokens, heads, dim] float16 or bfloat16
+---@param g number              the global decode scale
+---@param materialize? boolean  also in E4M3
+---@return table<integer, nibble.ledger_row>
+function ledger.rows(source, g, materialize)
+  local bytes, shape = source:bytes(), source.shape
+  local about = { tokens = shape[1], heads = shape[2], dim = shape[3], dtype = source.dtype }
+  return setmetatable({}, { __index = function(rows, token)
+    if token >= about.tokens then return nil end
+    work_out(about, bytes, token // 4 * 4, g, materialize, rows)
+    return rawget(rows, token)
+  end })
+end
+
+--- The E4M3 vector of `dim` elements that an entry gives when all its bytes, data and scales, are `fill`.
+---@param fill integer
+---@param dim integer
+---@return string
+function ledger.filled_vector(fill, dim)
+  local data = plain("uint8", { 1, 1, 4, 32 }, string.char(fill):rep(128))
+  local sf = plain("uint8", { 1, 1, 4, 4 }, string.char(fill):rep(16))
+  return reference.materialize({
+    k_cache = data, v_cache = data, k_block_scales = sf, v_block_scales = sf, max_kv_len = 4,
+    block_tables = reference.from_values({ 0 }, "int32", { 1, 1 }), seq_lens = reference.from_values({ 4 }, "int32"),
+  }).kv_cache_fp8.bytes:sub(-64):rep(dim // 64)
+end
+
+return ledger

@@ -1,0 +1,401 @@
+--- Scenarios: a cache layout, a batch's life and a graph-capture sequence as a script of a page, run and checked.
+--
+--   nibble scenario list                       what there is, with parameters and ranges
+--   nibble scenario NAME [--param value ...]   scripts/scenarios/NAME.lua; a path (./mine.lua) runs a file of one's own
+--
+-- A scenario file returns a table (scripts/scenarios/README.md is a cookbook):
+--   title        one line
+--   parameters   name -> {default, min =, max =, multiple =, help =} or {choice, choice ..., help =}, the first one the default, or
+--                {false, help =}, a flag. On the command line page_size is --page-size
+--   steps        how many steps: a number, or {default, min =, max =}
+--   setup(run)   makes caches and requests
+--   step(run)    what the host does in a step: requests come, grow and go, inputs are put into place
+--   captured(run)   the work of a step, optional: captured once for each key, replayed afterwards (called, in the eager run)
+--   key(run)     which graph this step replays; default: one graph
+--   recapture(run)  "update" or "capture" in a step whose graph must be captured again; default: never
+--   check(run)   after each step, in the run with graphs: what must be true beside what the ledger compares anyway
+--   finish(run)  the same after the last step
+--   verdict(run) more words for the last line of a run that went well
+--   valid(p, given, steps)  nil, or what is wrong with these parameters together
+--   grid         parameters that `describe` runs: a list of tables; default: see `grid`
+--   errors       true: the command also prints the quantization error of what was stored
+-- `run` is documented in nibble.run, its caches in nibble.kv.
+--
+-- Each attempt is two runs of the same script and seed, one with graphs and one eager. After each step every watched byte is compared
+-- with the ledger of nibble.reference, then with the eager run. A failure is shrunk to the smallest parameters that still fail.
+--
+-- Under busted, `require("nibble.scenario").describe("decode")` makes specs of a scenario: one for each point of its grid.
+
+local nibble = require "nibble"
+local pages = require "nibble.pages"
+local run_class = require "nibble.run"
+
+local scenario = {}
+
+local folder = (debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or ".") .. "/../scenarios/"
+
+------------------------------------------------------------------------------------------------------------- definitions
+
+local fields = {
+  title = "string", parameters = "table", setup = "function", step = "function", captured = "function", key = "function",
+  recapture = "function", check = "function", finish = "function", verdict = "function", valid = "function", grid = "table",
+  errors = "boolean",
+}
+
+local function checked_definition(def, name)
+  local where = "scenario " .. name
+  if type(def) ~= "table" then return nil, ("%s: expected a file that returns a table, got %s"):format(where, type(def)) end
+  for field, value in pairs(def) do
+    if field ~= "steps" and type(value) ~= fields[field] then
+      return nil, ("%s: %s: expected %s, got %s"):format(where, tostring(field), fields[field] or "a known field", type(value))
+    end
+  end
+  for _, field in ipairs { "title", "steps", "setup", "step" } do
+    if def[field] == nil then return nil, ("%s: %s: expected one, got none"):format(where, field) end
+  end
+  def.parameters, def.name = def.parameters or {}, name
+  if type(def.steps) ~= "table" then def.steps = { def.steps } end
+  def.steps.min, def.steps.help = def.steps.min or 1, "steps"
+  local kinds = { steps = def.steps }
+  for parameter, kind in pairs(def.parameters) do kinds[parameter] = kind end
+  for parameter, kind in pairs(kinds) do
+    local default = type(kind) == "table" and kind[1]
+    if default ~= false and type(default) ~= "string" and math.type(default) ~= "integer" or type(kind) ~= "table" then
+      return nil, ("%s: %s: expected a table with a default: an integer, strings or false"):format(where, parameter)
+    end
+  end
+  return def
+end
+
+--- The scenario of that name, or in that file: a name with a slash or ending in .lua is a path. `nil, message` when there is none,
+--- or when its file is wrong.
+---@param name string
+---@return table? def
+---@return string? message
+function scenario.load(name)
+  local path = name:find("[/\\]") and name or name:find("%.lua$") and name or folder .. name .. ".lua"
+  local file = io.open(path)
+  if not file then
+    local why = path == name and ": the file cannot be read" or " (nibble scenario list names them)"
+    return nil, ("%s is no scenario%s"):format(name, why)
+  end
+  file:close()
+  local chunk, message = loadfile(path)
+  if not chunk then return nil, message end
+  local ok, def = pcall(chunk)
+  if not ok then return nil, tostring(def) end
+  return checked_definition(def, name)
+end
+
+--- The names of the shipped scenarios, sorted.
+---@return string[]
+function scenario.names()
+  local names, list = {}, assert(io.popen("ls '" .. folder:gsub("'", "'\\''") .. "'"))
+  for file in list:lines() do names[#names + 1] = file:match("^(.*)%.lua$") end
+  list:close()
+  return names
+end
+
+--- A scenario's parameters' names, sorted.
+---@param def table
+---@return string[]
+function scenario.parameters(def)
+  local names = {}
+  for name in pairs(def.parameters) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+--- The parameters of `overrides`, the rest from their defaults.
+---@param def table
+---@param overrides? table<string, any>
+---@return table<string, any>
+function scenario.values(def, overrides)
+  local p = {}
+  for name, kind in pairs(def.parameters) do p[name] = kind[1] end
+  for name, value in pairs(overrides or {}) do
+    if p[name] == nil then error(("scenario %s: %s: expected a parameter, got an unknown name"):format(def.name, name), 0) end
+    p[name] = value
+  end
+  return p
+end
+
+---------------------------------------------------------------------------------------------------------------- attempt
+
+---@class nibble.attempt
+---@field p table<string, any>
+---@field device string
+---@field seed integer
+---@field steps integer
+---@field plant? integer       self-test: halfway, one bit of the watched tensor with this number (0: any) is flipped
+---@field snapshots? boolean   keep what a report needs
+---@field progress? fun()      called after each step
+
+---@class nibble.outcome
+---@field ok boolean
+---@field message? string    what is wrong
+---@field kind? "check"|"error"
+---@field step integer       the last step that was begun
+---@field planted? string    what was flipped
+---@field run nibble.run
+---@field eager nibble.run
+
+-- Flips one bit in one of the tensors whose every byte is compared.
+local function plant(run, which)
+  local random = pages.generator(run.seed + 77)
+  local candidates = {}
+  for _, entry in ipairs(run.watched) do
+    if entry.tensor:numel() > 0 then candidates[#candidates + 1] = entry end
+  end
+  local entry = candidates[which > 0 and which or 1 + random(#candidates)]
+  local bytes = entry.tensor:reinterpret("uint8")
+  local shape, index = bytes.shape, {}
+  local offset = random(bytes:numel())
+  local rest = offset
+  for dim = #shape, 1, -1 do
+    index[dim] = rest % shape[dim] + 1
+    rest = rest // shape[dim]
+  end
+  local wanted = bytes[index]
+  local got = wanted ~ 1 << random(8)
+  bytes[index] = got
+  return entry.name .. ": " .. entry.where(offset, got, wanted)
+end
+
+local function one_step(def, run, step)
+  run.step = step
+  def.step(run)
+  if def.captured then
+    run:graph(def.key and def.key(run) or "step", function() def.captured(run) end, def.recapture and def.recapture(run))
+  end
+  run:settle()
+end
+
+--- Runs a scenario once (that is, twice: with graphs and eagerly). Nothing is raised but Ctrl-C.
+---@param def table
+---@param opts nibble.attempt
+---@return nibble.outcome
+function scenario.attempt(def, opts)
+  local outcome = { ok = true, step = 0 }
+  local function new(eager)
+    return run_class.new {
+      p = opts.p, device = opts.device, seed = opts.seed, steps = opts.steps, eager = eager, snapshots = opts.snapshots and not eager,
+    }
+  end
+  local run, eager = new(false), new(true)
+  outcome.run, outcome.eager = run, eager
+  local function work()
+    for _, each in ipairs { eager, run } do
+      each.main:scope(function()
+        def.setup(each)
+        each:settle()
+      end)
+    end
+    run.main:scope(function() run:compare(eager) end)
+    for step = 1, opts.steps do
+      outcome.step = step
+      eager.main:scope(one_step, def, eager, step)
+      run.main:scope(function()
+        one_step(def, run, step)
+        if opts.plant and step == (opts.steps + 1) // 2 then outcome.planted = plant(run, opts.plant) end
+        run:compare(eager)
+        if def.check then def.check(run) end
+      end)
+      if opts.progress then opts.progress() end
+    end
+    run.main:scope(function()
+      for _, cache in ipairs(run.caches) do
+        local difference = cache:check_whole()
+        if difference then run:fail("%s", difference) end
+      end
+      if def.finish then def.finish(run) end
+    end)
+  end
+  local raised
+  local ok = xpcall(work, function(err)
+    raised = err
+    outcome.traceback = debug.traceback("", 2)
+  end)
+  if not ok then
+    if type(raised) == "string" and raised:find("interrupted!$") then error(raised, 0) end
+    outcome.ok = false
+    outcome.kind = getmetatable(raised) == run_class.failure and "check" or "error"
+    outcome.message = ("step %d: %s"):format(outcome.step, tostring(raised))
+    pcall(nibble.synchronize, opts.device) -- a fault that nobody has waited for is not the next attempt's
+  end
+  return outcome
+end
+
+----------------------------------------------------------------------------------------------------------------- shrink
+
+local function copy_of(opts, changes)
+  local copy = { p = {} }
+  for name, value in pairs(opts) do if name ~= "p" then copy[name] = value end end
+  for name, value in pairs(opts.p) do copy.p[name] = value end
+  for name, value in pairs(changes or {}) do
+    if name == "steps" then copy.steps = value else copy.p[name] = value end
+  end
+  copy.progress, copy.snapshots = nil, nil
+  return copy
+end
+
+--- Whether these parameters can be run together; if not, why. `given`: the parameters that were named; default: those that are not
+--- at their default, which a command line would name.
+---@param def table
+---@param opts nibble.attempt
+---@param given? table<string, boolean>
+---@return boolean
+---@return string? reason
+function scenario.valid(def, opts, given)
+  if not given then
+    given = {}
+    for name, kind in pairs(def.parameters) do given[name] = opts.p[name] ~= kind[1] or nil end
+  end
+  local reason = def.valid and def.valid(opts.p, given, opts.steps)
+  return not reason, reason
+end
+
+--- The smallest parameters that still fail in the same way (a wrong byte, or an error): each number is bisected between its minimum
+--- and its value, each choice tries the earlier ones, until nothing gets smaller or `budget` attempts were made.
+---@param def table
+---@param opts nibble.attempt   a failing attempt
+---@param outcome nibble.outcome  its outcome
+---@param budget? integer       default 60
+---@return nibble.attempt opts
+---@return nibble.outcome outcome
+function scenario.shrink(def, opts, outcome, budget)
+  budget = budget or 60
+  local best, kind = copy_of(opts), outcome.kind
+  local function fails(changes)
+    local candidate = copy_of(best, changes)
+    if budget <= 0 or not scenario.valid(def, candidate) then return false end
+    budget = budget - 1
+    local result = scenario.attempt(def, candidate)
+    local same = not result.ok and result.kind == kind
+    if same then best, outcome = candidate, result end
+    collectgarbage()
+    return same
+  end
+  local function value(name) return name == "steps" and best.steps or best.p[name] end
+
+  local function shrink_number(name, description)
+    local unit = description.multiple or 1
+    local low, high = math.max(description.min or value(name), unit), value(name)
+    if low >= high or fails { [name] = low } then return end
+    while high - low > unit do -- low is well, high fails
+      local middle = low + (high - low) // unit // 2 * unit
+      if fails { [name] = middle } then high = middle else low = middle end
+    end
+  end
+
+  local function shrink_one(name, description)
+    if math.type(description[1]) == "integer" then return shrink_number(name, description) end
+    for _, choice in ipairs(description[1] == false and { false } or description) do
+      if choice == value(name) or fails { [name] = choice } then return end
+    end
+  end
+
+  if outcome.step > 0 and outcome.step < best.steps then fails { steps = outcome.step } end
+  local before
+  repeat
+    before = scenario.command_line(def, best)
+    shrink_one("steps", def.steps)
+    for _, name in ipairs(scenario.parameters(def)) do shrink_one(name, def.parameters[name]) end
+  until budget <= 0 or before == scenario.command_line(def, best)
+  return best, outcome
+end
+
+local function shell_word(text)
+  text = tostring(text)
+  return text:find("^[%w_./:=-]+$") and text or "'" .. text:gsub("'", "'\\''") .. "'"
+end
+
+--- The command line that repeats an attempt. What is not the default is on it, and seed and device always.
+---@param def table
+---@param opts nibble.attempt
+---@param command? string  how nibble is called; default "nibble"
+---@return string
+function scenario.command_line(def, opts, command)
+  local words = { command or "nibble", "scenario", shell_word(def.name) }
+  local function add(name, value)
+    words[#words + 1] = "--" .. name:gsub("_", "-")
+    if value ~= true then words[#words + 1] = shell_word(value) end
+  end
+  for _, name in ipairs(scenario.parameters(def)) do
+    if opts.p[name] ~= def.parameters[name][1] then add(name, opts.p[name]) end
+  end
+  if opts.steps ~= def.steps[1] then add("steps", opts.steps) end
+  add("seed", opts.seed)
+  add("device", opts.device)
+  if opts.plant then add("plant", true) end
+  if opts.checked then add("check", true) end
+  return table.concat(words, " ")
+end
+
+--- What failed, the smallest parameters that fail so, the seed and the line that repeats it.
+---@param def table
+---@param opts nibble.attempt
+---@param outcome nibble.outcome
+---@param command? string
+---@return string
+function scenario.explain(def, opts, outcome, command)
+  if opts.plant then return "FAILED at " .. outcome.message end -- it was to fail
+  local smallest, again = scenario.shrink(def, opts, outcome)
+  local list = {}
+  for _, name in ipairs(scenario.parameters(def)) do list[#list + 1] = ("%s = %s"):format(name, tostring(smallest.p[name])) end
+  list[#list + 1] = ("steps = %d, seed = %d"):format(smallest.steps, smallest.seed)
+  return ("FAILED at %s\nsmallest: %s\n  fails at %s\nrepeat:   %s"):format(outcome.message, table.concat(list, ", "), again.message,
+    scenario.command_line(def, smallest, command))
+end
+
+------------------------------------------------------------------------------------------------------------------- busted
+
+--- The points of a scenario's grid: its own `grid`; otherwise its defaults, all minima together, and each choice that is not the
+--- default by itself.
+---@param def table
+---@return table<string, any>[]
+function scenario.grid(def)
+  if def.grid then return def.grid end
+  local points, least = { {} }, {}
+  for _, name in ipairs(scenario.parameters(def)) do
+    local kind = def.parameters[name]
+    if math.type(kind[1]) == "integer" then least[name] = kind.min end
+    for i = 2, #kind do points[#points + 1] = { [name] = kind[i] } end
+    if kind[1] == false then points[#points + 1] = { [name] = true } end
+  end
+  if next(least) then table.insert(points, 2, least) end
+  return points
+end
+
+--- Specs of a scenario, for busted: one for each point of its grid on the default device, the first one tagged quick. A failure says
+--- what `nibble scenario` would.
+---@param name string  a name or a path
+function scenario.describe(name)
+  local busted = require "busted"
+  local describe, it = busted.describe, busted.it
+  local def = assert(scenario.load(name))
+  describe("scenario " .. def.name, function()
+    for i, point in ipairs(scenario.grid(def)) do
+      local words, steps = {}, point.steps
+      for key, value in pairs(point) do words[#words + 1] = key .. " " .. tostring(value) end
+      table.sort(words)
+      it((#words > 0 and table.concat(words, ", ") or "with its defaults") .. (i == 1 and " #quick" or ""), function()
+        local p = {}
+        for key, value in pairs(point) do if key ~= "steps" then p[key] = value end end
+        local opts = { p = scenario.values(def, p), device = assert(nibble.device()), seed = 1, steps = steps or def.steps[1] }
+        assert(scenario.valid(def, opts))
+        local outcome = scenario.attempt(def, opts)
+        if not outcome.ok then error(scenario.explain(def, opts, outcome), 0) end
+      end)
+    end
+  end)
+end
+
+--- The command `nibble scenario ...`: see nibble.scenario_command.
+---@param arguments string[]
+---@return integer status
+function scenario.main(arguments)
+  return require("nibble.scenario_command")(scenario, table.unpack(arguments))
+end
+
+return scenario

@@ -1,0 +1,203 @@
+-- The command `nibble scenario`: options, what it prints, its exit status. See nibble.scenario.
+local HELP = [[
+usage: nibble scenario NAME [--PARAMETER VALUE ...] [--device NAME] [--steps N] [--seed N] [--report FILE] [--check] [--plant]
+       nibble scenario list          every scenario with its parameters, defaults and ranges
+       nibble scenario NAME --help
+
+Runs a scenario: shipped ones by name, a file of your own by path (./mine.lua). After each step every byte of its caches and
+outputs is compared with the plain Lua reference and with an eager run of the same steps. A failure is shrunk to the smallest
+parameters that still fail, with a command line that repeats it.
+
+  --device NAME   cpu, cuda:0, ... (default: the best there is, or NIBBLE_DEVICE)
+  --steps N       how many steps
+  --seed N        of lengths, pages and random values (1)
+  --report FILE   one HTML page with pictures and numbers
+  --check         in checked mode: missing synchronization and misused pages are reported too
+  --plant         self-test: flips one bit halfway; the check must find and name it
+
+Exit status: 0 all equal, 1 a byte differs or something failed, 2 bad usage.]]
+
+local nibble = require "nibble"
+local options = require "nibble.options"
+local show = require "nibble.show"
+
+local function bold(text) return show.use_color() and "\27[1m" .. text .. "\27[0m" or text end
+
+local function misuse(format, ...)
+  io.stderr:write("nibble scenario: ", format:format(...), "\n")
+  return 2
+end
+
+local function print_parameters(scenario, def)
+  local rows = { { "steps", def.steps } }
+  for _, name in ipairs(scenario.parameters(def)) do rows[#rows + 1] = { name, def.parameters[name] } end
+  for _, row in ipairs(rows) do
+    local default = row[2][1] == false and "off" or row[2][1]
+    print(("  --%-16s %-10s %-26s %s"):format(row[1]:gsub("_", "-"), default, options.range(row[2]), row[2].help or ""))
+  end
+end
+
+local function print_list(scenario)
+  for i, name in ipairs(scenario.names()) do
+    local def, message = scenario.load(name)
+    if not def then return misuse("%s", message) end
+    print((i > 1 and "\n" or "") .. bold(name) .. ": " .. def.title)
+    print_parameters(scenario, def)
+  end
+  return 0
+end
+
+local function about_device(device)
+  for _, info in ipairs(nibble.devices()) do
+    if info.name == device then
+      local what = device == "cpu" and "threads" or "multiprocessors"
+      return ("%s%s"):format(info.description, info.processors and (", %d %s"):format(info.processors, what) or "")
+    end
+  end
+end
+
+local function print_graphs(record)
+  for i, graph in ipairs(record.graphs) do
+    local counts, names = {}, {}
+    for _, node in ipairs(graph.nodes) do
+      if not counts[node.name] then names[#names + 1] = node.name end
+      counts[node.name] = (counts[node.name] or 0) + 1
+    end
+    for k, name in ipairs(names) do names[k] = ("%d %s"):format(counts[name], name) end
+    print(("%-10s%s: %d nodes (%s); captured %d, updated %d, built anew %d, replayed %d times"):format(i == 1 and "graphs" or "",
+      graph.key, #graph.nodes, table.concat(names, ", "), graph.captures, graph.updates, graph.rebuilt, graph.replays))
+  end
+end
+
+local function print_phases(record, check_ms)
+  print(bold(("%-38s %6s %11s %11s %10s"):format("phase", "calls", "ms in all", "ms a call", "MB moved")))
+  local function line(phase)
+    print(("%-38s %6d %11.2f %11.3f %10s"):format(phase.name, phase.calls, phase.ms, phase.ms / math.max(phase.calls, 1),
+      phase.bytes and ("%.2f"):format(phase.bytes / 1e6) or "-"))
+  end
+  for _, phase in ipairs(record.phases) do line(phase) end
+  line { name = "all of it, checks in Lua too (CPU)", calls = 1, ms = check_ms }
+end
+
+local function print_tables(run)
+  for _, cache in ipairs(run.caches) do
+    local names = {}
+    for i, request in ipairs(cache.live) do names[i] = "request " .. request.id end
+    print()
+    if #run.caches > 1 then print(bold(cache.name)) end
+    print(show.page_table(cache.allocator, cache.live, { names = names }))
+  end
+end
+
+-- The options of a scenario and the attempt they stand for; nil, exit status.
+local function read_options(scenario, def, arguments)
+  local kinds = {
+    device = {}, seed = { 1 }, report = {}, check = { false }, plant = { false }, help = { false }, steps = def.steps,
+  }
+  for name, kind in pairs(def.parameters) do
+    kinds[name:gsub("_", "-")] = kind
+  end
+  local opts, given = options.parse(arguments, kinds)
+  if not opts then return nil, misuse("%s", given) end
+  if opts.help then
+    print(def.title .. "\n\nusage: nibble scenario " .. def.name .. " [OPTIONS]\n")
+    print_parameters(scenario, def)
+    print("  --device NAME  --seed N  --report FILE  --check  --plant  --help   (nibble scenario --help explains them)")
+    return nil, 0
+  end
+  local device, reason = nibble.device(opts.device)
+  if not device then return nil, misuse("%s: %s", opts.device and "--device" or "NIBBLE_DEVICE", reason) end
+  local attempt = {
+    p = {}, device = device, seed = opts.seed, steps = opts.steps, plant = opts.plant and 0 or nil, checked = opts.check,
+    snapshots = opts.report ~= nil,
+  }
+  local named = {}
+  for name in pairs(def.parameters) do
+    attempt.p[name], named[name] = opts[name:gsub("_", "-")], given[name:gsub("_", "-")]
+  end
+  local valid, why = scenario.valid(def, attempt, named)
+  if not valid then return nil, misuse("%s", why) end
+  return attempt, opts.report
+end
+
+local function fill_record(scenario, def, attempt, outcome, command)
+  local record = outcome.run:record(outcome.eager)
+  record.name, record.title = def.name, def.title
+  record.device, record.device_description = attempt.device, about_device(attempt.device)
+  record.version, record.seed, record.steps, record.command = nibble.version, attempt.seed, attempt.steps, command
+  record.ok, record.message, record.parameters = outcome.ok, outcome.message, {}
+  for i, name in ipairs(scenario.parameters(def)) do
+    local kind = def.parameters[name]
+    record.parameters[i] = { name = name, value = attempt.p[name], default = kind[1], help = kind.help }
+  end
+  return record
+end
+
+local function run_one(scenario, def, arguments)
+  local command = arg and arg[-1] and arg[0] == "scenario" and arg[-1] or "nibble" -- as it was called
+  local attempt, file = read_options(scenario, def, arguments)
+  if not attempt then return file end
+  print(bold(def.title))
+  print(("device    %s (%s)"):format(attempt.device, about_device(attempt.device)))
+  local words = {}
+  for _, name in ipairs(scenario.parameters(def)) do words[#words + 1] = name .. " " .. tostring(attempt.p[name]) end
+  words[#words + 1] = ("%d steps, seed %d"):format(attempt.steps, attempt.seed)
+  print("run       " .. table.concat(words, ", "))
+  io.stdout:flush()
+
+  local bar = require("nibble.progress").start(def.name, attempt.steps)
+  attempt.progress = function() bar:step() end
+  local start = os.clock()
+  local outcome = scenario.attempt(def, attempt)
+  local check_ms = (os.clock() - start) * 1e3
+  bar:close()
+
+  local errors = (def.errors or file) and require("nibble.errors").measure(outcome.run) or nil
+  local record = fill_record(scenario, def, attempt, outcome, scenario.command_line(def, attempt, command))
+  for i, note in ipairs(record.notes) do print((i == 1 and "input     " or "          ") .. note) end
+  print_graphs(record)
+  if outcome.planted then print(("planted after step %d: %s"):format((attempt.steps + 1) // 2, outcome.planted)) end
+  print()
+  print_phases(record, check_ms)
+  if def.errors and outcome.ok then
+    print()
+    print(require("nibble.errors").text(errors))
+  end
+  if outcome.ok then print_tables(outcome.run) end
+  print()
+  if outcome.ok and errors and not errors.fine and def.errors then
+    outcome.ok, outcome.message, record.ok = false, "the end: a quantization error is past its bound", false
+    record.message = outcome.message
+    print(bold "FAILED at " .. outcome.message)
+  elseif outcome.ok then
+    print(("%s: after each of %d steps every byte is the reference's and the eager run's (%.1f MB compared)%s"):format(bold "ok",
+      attempt.steps, outcome.run.compared / 1e6, def.verdict and "; " .. def.verdict(outcome.run) or ""))
+  else
+    print(scenario.explain(def, attempt, outcome, command))
+    if outcome.kind == "error" then print(outcome.traceback) end
+  end
+  if file then
+    if errors then record.errors, record.histogram = errors.list, errors.histogram end
+    local written, message = require("nibble.report").write(file, record)
+    if not written then
+      io.stderr:write("nibble scenario: --report: ", message, "\n")
+      return 1
+    end
+  end
+  return outcome.ok and 0 or 1
+end
+
+return function(scenario, name, ...)
+  if name == nil or name == "--help" or name == "-h" then
+    print(HELP)
+    return name and 0 or 2
+  elseif name == "list" then
+    if select("#", ...) > 0 then return misuse("list takes no arguments, got %s", (...)) end
+    return print_list(scenario)
+  elseif name:find("^%-") then
+    return misuse("expected a scenario's name before %s", name)
+  end
+  local def, message = scenario.load(name)
+  if not def then return misuse("%s", message) end
+  return run_one(scenario, def, { ... })
+end

@@ -1,0 +1,68 @@
+-- One allocation for everything: a page is K's codes, V's codes, K's scales, V's scales, and bytes that belong to somebody else. So
+-- all four caches have one page stride, far larger than a page of any of them. Nothing may touch the bytes between.
+
+local nibble = require "nibble"
+
+local FILL = 0xA5
+
+-- The views of one slab, as nibble.pages would make four pools.
+local function slab(run, num_pages, page_size, heads, dim, gap)
+  local sizes = { dim // 2, dim // 2, dim // 16, dim // 16 } -- bytes of a vector: K, V, K's scales, V's scales
+  local stride = gap
+  for _, size in ipairs(sizes) do stride = stride + page_size * heads * size + gap end
+  local memory = nibble.full({ num_pages, stride }, FILL, { dtype = "uint8", device = run.device })
+  local pool = { paged_kv_cache = {}, kv_cache_sf = {}, storage = {}, gaps = {}, kv_layout = run.p.kv_layout }
+  local offset = 0
+  for i, size in ipairs(sizes) do
+    pool.gaps[i] = memory:narrow(2, offset + 1, gap)
+    offset = offset + gap
+    local bytes = page_size * heads * size
+    pool.storage[i] = memory:narrow(2, offset + 1, bytes)
+    local shape, strides = { num_pages, page_size, heads, size }, { stride, heads * size, size, 1 }
+    if pool.kv_layout == "HND" then shape, strides = { num_pages, heads, page_size, size }, { stride, page_size * size, size, 1 } end
+    local view = memory:as_strided(shape, strides, offset)
+    if i <= 2 then pool.paged_kv_cache[i] = view else pool.kv_cache_sf[i - 2] = view:reinterpret("float8_e4m3fn") end
+    offset = offset + bytes
+  end
+  pool.gaps[5] = memory:narrow(2, offset + 1, gap)
+  return pool
+end
+
+return {
+  title = "padded pages: codes and scales of K and V in one slab, with foreign bytes between them",
+  parameters = {
+    gap = { 48, min = 1, max = 4096, help = "bytes before, between and behind the parts of a page" },
+    requests = { 3, min = 1, max = 16, help = "requests" },
+    heads = { 2, min = 1, max = 16, help = "KV heads" },
+    head_dim = { 64, min = 64, max = 256, multiple = 64, help = "of K and V" },
+    page_size = { 4, min = 4, max = 64, multiple = 4, help = "tokens a page" },
+    kv_layout = { "HND", "NHD", help = "of the caches" },
+  },
+  steps = 12,
+
+  setup = function(run)
+    local p, s = run.p, run.state
+    s.max_len = 9 + run.steps
+    local num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size)
+    local pool = slab(run, num_pages, p.page_size, p.heads, p.head_dim, p.gap)
+    s.cache = run:cache {
+      num_pages = num_pages, page_size = p.page_size, num_kv_heads = p.heads, head_dim = p.head_dim, kv_layout = p.kv_layout,
+      page_layout = "shuffled", pool = function() return pool end, batch = p.requests, max_len = s.max_len, materialize = true,
+    }
+    for i, gap in ipairs(pool.gaps) do run:watch("gap " .. i, gap) end -- must stay as it is: nobody keeps its image
+    for _ = 1, p.requests do assert(s.cache:admit(1 + run.random(9))) end
+    s.cache:flush()
+  end,
+
+  step = function(run)
+    local cache = run.state.cache
+    for _, request in ipairs(cache.live) do assert(cache:extend(request, 1)) end
+    cache:load()
+  end,
+
+  captured = function(run)
+    run.state.cache:append()
+    run.state.cache:dequantize()
+    run.state.cache:materialize()
+  end,
+}
