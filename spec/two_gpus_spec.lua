@@ -202,6 +202,22 @@ local scenario = [[
 describe_cuda("a call of the driver that fails between devices", function()
   standin.it_fails_well(it, scenario, { "*", "cuEventQuery", "cuStreamQuery" }, 100, "NIB_STANDIN_DEVICES=2")
 
+  it("for want of pinned memory is an error like any such, after what is kept was given back", function()
+    standin.assert_well(standin.run([[
+      local nibble, standin = require("nibble"), require("standin")
+      for i = 1, 10 do nibble.empty(1000 << i, { pinned = true, dtype = "uint8" }):close() end
+      assert(standin.live("host") > 5)
+      standin.fail("cuMemHostAlloc", 1, 2)
+      local t = nibble.full(1 << 22, 3, { pinned = true, dtype = "uint8" })
+      assert(t[1 << 22] == 3 and standin.fired() == 1 and standin.live("host") == 2) -- and the device's word for faults
+      standin.fail("cuMemHostAlloc", -1, 2)
+      local ok, message = pcall(nibble.zeros, 1 << 23, { pinned = true })
+      assert(not ok and message:find("memory", 1, true), message)
+      standin.fail()
+      assert(nibble.zeros(1 << 23, { pinned = true })[1] == 0)
+    ]]), true)
+  end)
+
   it("while a second GPU and pinned memory are opened is told, and may be tried again", function()
     for _, call in ipairs({ "cuMemHostAlloc", "cuMemPoolSetAccess", "cuDeviceCanAccessPeer", "cuMemcpyAsync", "cuMemcpyPeerAsync",
       "cuGraphDebugDotPrint", "cuStreamGetCtx" }) do

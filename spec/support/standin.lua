@@ -22,6 +22,11 @@ end
 --- Why nothing can run on it; nil if something can.
 standin.missing = missing
 
+--- The folder's path from the root.
+function standin.absolute()
+  return (process.run("cd " .. quote(standin.folder) .. " && pwd").stdout:gsub("%s+$", ""))
+end
+
 --- Runs code on the stand-in. env: shell assignments. The result has also: log, its lines of misuse and leaks; calls and
 --- failed: the driver's calls, and those that were made to fail.
 function standin.run(code, env)
