@@ -18,6 +18,7 @@
 --   verdict(run) more words for the last line of a run that went well
 --   valid(p, given, steps)  nil, or what is wrong with these parameters together
 --   grid         parameters that `describe` runs: a list of tables; default: see `grid`
+--   reports      kinds of reports that checked mode must give, for what the scenario does wrong on purpose; default: none
 --   errors       true: the command also prints the quantization error of what was stored
 -- `run` is documented in nibble.run, its caches in nibble.kv.
 --
@@ -39,7 +40,7 @@ local folder = (debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
 local fields = {
   title = "string", parameters = "table", setup = "function", step = "function", captured = "function", key = "function",
   recapture = "function", check = "function", finish = "function", verdict = "function", valid = "function", grid = "table",
-  errors = "boolean",
+  reports = "table", errors = "boolean",
 }
 
 local function checked_definition(def, name)
@@ -230,15 +231,23 @@ end
 ---@return nibble.outcome
 function scenario.attempt(def, opts)
   if not opts.checked then return attempt_once(def, opts) end
-  local reports = {}
-  nibble.check(function(report) reports[#reports + 1] = report.text end)
+  local reports, kinds = {}, {}
+  nibble.check(function(report)
+    reports[#reports + 1] = report.text
+    kinds[report.kind] = kinds[report.kind] or report.text
+  end)
   local _ <close> = setmetatable({}, { __close = function() nibble.check(false) end })
   local outcome = attempt_once(def, opts)
   nibble.check_reports() -- tells what is left to tell
   outcome.reports = reports
-  if outcome.ok and #reports > 0 then
-    outcome.ok, outcome.kind, outcome.message = false, "report", "checked mode: " .. reports[1]
+  if not outcome.ok then return outcome end
+  local wrong
+  for _, kind in ipairs(def.reports or {}) do
+    if not kinds[kind] then wrong = ("checked mode did not report: %s"):format(kind) end
+    kinds[kind] = nil
   end
+  wrong = wrong or select(2, next(kinds))
+  if wrong then outcome.ok, outcome.kind, outcome.message = false, "report", wrong end
   return outcome
 end
 
