@@ -1,7 +1,9 @@
 -- The build, for Premake 5 and for Debian's premake4 (4.3):
 --   premake5 gmake                         or   premake4 --file=premake5.lua gmake
 --   make -C build config=release           debug and sanitize (ASan + UBSan) are the other configurations
--- makes, in build/<configuration>/, libnibble.a (the runtime), nibble.so (the Lua module) and nibble (the command).
+-- makes, in build/<configuration>/, libnibble.a and libnibble.so.N (the runtime), libnibble_lua.a (its Lua bindings),
+-- nibble.so (the Lua module) and nibble (the command).
+--   make -C build install PREFIX=/usr/local [DESTDIR=FOLDER]       installs them (scripts/install says what goes where)
 
 -- The GPU architectures that kernels/cuda is compiled for: machine code for these (f: and the family's later members), and
 -- PTX that a driver compiles for any other from 8.0 on.
@@ -83,10 +85,13 @@ for _, pattern in ipairs { "runtime/**.c", "kernels/cpu/*.c" } do
 end
 
 local command_only = { ["bindings/main.c"] = true, ["bindings/repl.c"] = true, ["bindings/complete.c"] = true }
-local command_sources, module_sources = os.matchfiles("bindings/*.c"), {}
-for _, file in ipairs(command_sources) do
-  if not command_only[file] then table.insert(module_sources, file) end
+local command_sources, binding_sources = {}, {}
+for _, file in ipairs(os.matchfiles("bindings/*.c")) do
+  table.insert(command_only[file] and command_sources or binding_sources, file)
 end
+
+-- The shared library's name for the dynamic linker changes with the ABI.
+local soname = "libnibble.so." .. read("runtime/nibble.h"):match("#define NIB_ABI_VERSION (%d+)")
 
 if not v5 then
   -- premake4 names an object after its source's last part alone: runtime/ops/append.c and kernels/cpu/append.c would be one.
@@ -141,7 +146,8 @@ end
 if _ACTION == "gmake" then
   os.mkdir("build")
   local tools = { _PREMAKE_VERSION, read("premake5.lua"), lua_cflags, edit_cflags, os.getenv("CC") or "" }
-  local list = table.concat(runtime_sources, "\n") .. "\n" .. table.concat(command_sources, "\n")
+  local list = table.concat(runtime_sources, "\n") .. "\n" .. table.concat(binding_sources, "\n") .. "\n" ..
+    table.concat(command_sources, "\n")
   local flags_changed = write_if_changed("build/tools.txt", table.concat(tools, "\n"))
   local list_changed = write_if_changed("build/sources.txt", list)
   if flags_changed or (list_changed and v5) then -- Premake 5 numbers objects of equal names in the order of the list
@@ -150,11 +156,16 @@ if _ACTION == "gmake" then
   if list_changed then -- an archive keeps the objects of sources that are gone
     for _, configuration_name in ipairs { "release", "debug", "sanitize" } do
       os.remove("build/" .. configuration_name .. "/libnibble.a")
+      os.remove("build/" .. configuration_name .. "/libnibble_lua.a")
     end
   end
+  -- For projects of other projects' products alone: without a source, Premake 5 skips the commands.
+  write_if_changed("build/empty.c", "typedef int nib_nothing;\n")
+  -- Premake's makefiles know no `install`; make reads GNUmakefile before their Makefile.
+  write_if_changed("build/GNUmakefile", ("include Makefile\n\n.PHONY: install\ninstall: all\n" ..
+    "\t@LUA_PACKAGE='%s' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' ../scripts/install $(config)\n"):format(lua_package))
   if nvcc then
     write_if_changed("build/fatbin.mk", fatbin_makefile())
-    write_if_changed("build/fatbin.c", "typedef int nib_fatbin;\n")
   else
     print("No nvcc (PATH, /usr/local/cuda/bin, --nvcc=PATH): the binary will know the CPU device only")
   end
@@ -198,7 +209,7 @@ if nvcc then
   -- Turns kernels/cuda/NAME.cu into build/gen/NAME.inc, the code for all architectures as an array nib_fatbin_NAME.
   -- A project of its own that others link, because generated sources of the same project are not ready in time under -j.
   new_project("fatbin", "StaticLib")
-  files { "build/fatbin.c" } -- without a source, Premake 5 skips the commands
+  files { "build/empty.c" }
   prebuildcommands { "MAKEFLAGS= make -s -j4 -f fatbin.mk all" }
 end
 
@@ -210,22 +221,40 @@ new_project("runtime", "StaticLib")
     buildoptions { "-DNIB_CUDA", "-isystem", cuda_include, "-Igen" }
   end
 
+-- Threads may still run when a host unloads the module or the library.
+local stay_loaded = "-Wl,-z,nodelete"
+
+new_project("shared", "SharedLib")
+  targetprefix ""
+  targetname(soname)
+  targetextension ""
+  files { "build/empty.c" }
+  for _, name in ipairs { "release", "debug", "sanitize" } do
+    when(name)
+      linkoptions { "-Wl,--whole-archive " .. name .. "/libnibble.a -Wl,--no-whole-archive" }
+  end
+  always()
+  linkoptions { stay_loaded, "-Wl,-soname," .. soname }
+  links { "runtime", "m", "dl" }
+
+new_project("bindings", "StaticLib")
+  targetname "nibble_lua"
+  files(binding_sources)
+  buildoptions { lua_cflags }
+
 new_project("module", "SharedLib")
   targetprefix ""
   targetname "nibble"
-  files(module_sources)
-  buildoptions { lua_cflags }
-  links { "runtime" }
-  -- Lua's symbols stay open: the host has them. It exports luaopen_nibble alone. nodelete: threads may still run when a host
-  -- unloads the module.
-  linkoptions { "-Wl,-z,nodelete", "-Wl,--exclude-libs,ALL" }
-  links { "m", "dl" }
+  files { "build/empty.c" }
+  -- Lua's symbols stay open: the host has them. It exports luaopen_nibble alone: the runtime in it is its own.
+  linkoptions { stay_loaded, "-Wl,-u,luaopen_nibble", "-Wl,--exclude-libs,libnibble.a" }
+  links { "bindings", "runtime", "m", "dl" }
 
 new_project("command", "ConsoleApp")
   targetname "nibble"
   files(command_sources)
   buildoptions { lua_cflags, edit_cflags }
-  links { "runtime" }
+  links { "bindings", "runtime" }
   -- -E: Lua modules written in C find Lua's functions in the executable.
   linkoptions { "-Wl,-E", lua_libs, edit_libs }
   links { "m", "dl" }

@@ -265,14 +265,14 @@ static void add_path(lua_State *L, const char *folder) {
 }
 
 /* The modules beside the executable: in a checkout it is build/CONFIGURATION/nibble and they are in scripts/; installed, it
- * is bin/nibble and they are in share/nibble/. */
+ * is bin/nibble and they are in share/lua/5.4/, where plain Lua looks too. */
 static void add_paths(lua_State *L) {
   char path[4096];
-  ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof "/share/nibble");
-  if (length <= 0 || (size_t)length >= sizeof path - sizeof "/share/nibble")
+  ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof "/share/lua/5.4");
+  if (length <= 0 || (size_t)length >= sizeof path - sizeof "/share/lua/5.4")
     return;
   path[length] = '\0';
-  static const char *const places[] = {NULL, "/share/nibble", "/scripts"}; /* by the number of folders above */
+  static const char *const places[] = {NULL, "/share/lua/5.4", "/scripts"}; /* by the number of folders above */
   for (int up = 0; up < 3; up++) {
     char *slash = strrchr(path, '/');
     if (!slash)

@@ -14,9 +14,10 @@
  *
  * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait:
  * negative waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only
- * where they say so (nib_tensor_copy, nib_stream_wait, nib_graph_replay: some cases with two devices), and in two cases: a stream of the CPU whose queue is full (256 pieces of work) makes the next one wait
- * for room, and a tensor for which there is no memory waits for queued work that holds some. So a function given to
- * nib_stream_call must not depend on what the thread that uses the runtime does next.
+ * where they say so (with two devices: nib_tensor_copy, nib_stream_wait, nib_graph_replay), and in two cases: a stream of the
+ * CPU whose queue is full (256 pieces of work) makes the next one wait for room, and a tensor for which there is no memory
+ * waits for queued work that holds some. So a function given to nib_stream_call must not depend on what the thread that uses
+ * the runtime does next.
  *
  * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name says bytes. */
 #ifndef NIBBLE_H

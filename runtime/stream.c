@@ -263,11 +263,12 @@ nib_device *nib_event_device(const nib_event *event) { return event->deferred.de
 static nib_status wait_across(nib_stream *stream, nib_event *event) {
   nib_device *device = stream->device, *other = nib_event_device(event);
   if (event->capture_id != 0)
-    return nib_fail(device->runtime, NIB_INVALID, "stream:wait: event: expected an event of %s or one outside of captures, got one of a capture on %s",
-                    device->info.name, other->info.name);
+    return nib_fail(device->runtime, NIB_INVALID, "stream:wait: event: expected an event of %s or one outside of captures, got one of a "
+                    "capture on %s", device->info.name, other->info.name);
   nib_status status = nib_check_stream(stream, "stream:wait");
   if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:wait");
-  if (status != NIB_OK || other->backend->reached(event->stream, event->ticket)) return status;
+  if (status == NIB_OK) status = other->backend->wait(event->stream, event->ticket, 0);
+  if (status != NIB_TIMEOUT) return status;
   if (device->backend == other->backend) {
     status = device->backend->event_wait(stream, event);
     if (status == NIB_OK) stream->submitted++;

@@ -2,56 +2,10 @@
 -- context; what a capture must keep from the driver. All on the stand-in driver (spec/support/cuda), in child processes,
 -- so that it takes no GPU and no machine's driver matters.
 local process = require("spec.support.runtime_process")
+local standin = require("spec.support.standin")
 
-local quote = process.quote
-local folder = process.build() .. "standin"
-local driver = folder .. "/libcuda.so.1"
-
-local function is_there(path)
-  local file = io.open(path, "rb")
-  return file ~= nil and file:close()
-end
-
-local missing
-if not is_there(driver) then
-  missing = "no stand-in driver: the build makes it where it finds cuda.h (the CUDA Toolkit)"
-elseif not process.script('require("nibble")', { before = "unset NIBBLE_DEVICE;" }).stderr:match("^$") then
-  missing = "no module to run on it"
-end
-
--- Runs code on the stand-in. env: shell assignments. The result has also: log, its lines of misuse and leaks; calls and
--- failed: the driver's calls, and those that were made to fail.
-local function run(code, env)
-  local log = os.tmpname()
-  local before = ("export LD_LIBRARY_PATH=%s NIB_STANDIN_LOG=%s; unset NIBBLE_DEVICE CUDA_VISIBLE_DEVICES; %s "):format(
-    quote(folder), quote(log), env and "export " .. env .. ";" or "")
-  local result = process.script(("package.cpath = package.cpath .. %q; "):format(";" .. folder .. "/?.so") .. code,
-    { before = before .. "timeout -k 5 300", command = process.command() })
-  result.log = process.read(log):gsub("%d+ end: (%d+) calls, (%d+) made to fail[^\n]*\n", function(calls, failed)
-    result.calls, result.failed = tonumber(calls), tonumber(failed)
-    return ""
-  end)
-  os.remove(log)
-  return result
-end
-
--- Fails unless the process ended with status 0, in silence, and misused nothing; with `tidy` also without leaks.
-local function assert_well(result, tidy, what)
-  assert.same({ status = 0, stderr = "" }, { status = result.status, stderr = result.stderr }, what)
-  for line in result.log:gmatch("[^\n]+") do
-    if tidy or not line:find("leak:", 1, true) then error((what or "") .. " " .. line) end
-  end
-end
-
-local function describe_cuda(name, body)
-  describe(name, function()
-    if missing then
-      it("is tried on the stand-in driver", function() return pending(missing) end)
-    else
-      body()
-    end
-  end)
-end
+local quote, folder, is_there = process.quote, standin.folder, standin.is_there
+local run, assert_well, describe_cuda = standin.run, standin.assert_well, standin.describe(describe, it, pending)
 
 describe_cuda("without a usable GPU #quick", function()
   local no_library = os.tmpname()
@@ -255,56 +209,10 @@ local scenario = [[
     assert(#u:expand(3, 4):contiguous():bytes() == 96 and u:equal(u:clone()))
     for _, object in ipairs({ t, u, before, after, s, fork }) do object:close() end
   end
-  local function settle()
-    for _ = 1, 3 do collectgarbage() end
-    pcall(nibble.synchronize)
-    nibble.memory()
-  end
-]]
+]] .. standin.settle
 
 describe_cuda("a call of the driver that fails", function()
-  for name, result in pairs({ CUDA_ERROR_OUT_OF_MEMORY = 2, CUDA_ERROR_UNKNOWN = 999 }) do
-    for _, call in ipairs({ "*", "cuEventQuery", "cuStreamQuery" }) do
-      it(("(%s, %s, at every count) is an error or a detour, leaks nothing, and what follows works"):format(call, name), function()
-        local done = run(scenario .. ([[
-          local call, result = %q, %d
-          local kinds = { "contexts", "modules", "functions", "pools", "graphs", "execs", "captures", "allocations", "host",
-            "pushed", "modes" }
-          local function live()
-            local counts = { ("%%d bytes"):format(nibble.memory().reserved) }
-            for _, kind in ipairs(kinds) do counts[#counts + 1] = kind .. " " .. standin.live(kind) end
-            return table.concat(counts, ", ")
-          end
-          for _ = 1, 3 do scenario() end
-          settle()
-          local base, streams, events = live(), standin.live("streams"), standin.live("events")
-          local count, errors = 0, 0
-          repeat
-            count = count + 1
-            local fired = standin.fired()
-            standin.fail(call, count, result)
-            local ok, message = pcall(scenario)
-            standin.fail()
-            local where = ("%%s at %%d: %%s"):format(standin.failed(), count, message)
-            if not ok then
-              errors = errors + 1
-              assert(standin.fired() > fired, message)
-              assert(type(message) == "string" and message:find(": expected .+, got "), where)
-            end
-            settle()
-            assert(live() == base, where .. "\n" .. base .. "\n" .. live())
-            scenario()
-            settle()
-            assert(live() == base, where .. "\n" .. base .. "\n" .. live())
-            assert(standin.misuses() == 0, where .. "\n" .. standin.misuse())
-          until standin.fired() == fired or call ~= "*" and count == 100 -- queries are repeated until something is done
-          assert(standin.live("streams") <= streams + 2 and standin.live("events") <= events + 8)
-          assert(call ~= "*" or count > 150 and errors > 5, count .. " calls, " .. errors .. " errors")
-        ]]):format(call, result), "NIBBLE_DEVICE=cuda:0")
-        assert_well(done, true)
-      end)
-    end
-  end
+  standin.it_fails_well(it, scenario, { "*", "cuEventQuery", "cuStreamQuery" }, 150)
 
   it("while a GPU is found, opened, used and closed is told, leaks nothing, and may be tried again", function()
     -- A process for each call, to its very end.

@@ -1,6 +1,7 @@
 -- C programs that embed the runtime: spec/support/host/*.c, each compiled against runtime/nibble.h and libnibble.a.
 -- Their checks are in the programs; here it is said what each proves. Also what the built files may and must contain.
 local process = require("spec.support.runtime_process")
+local standin = require("spec.support.standin")
 
 local quote = process.quote
 local host = process.root .. "spec/support/host/"
@@ -24,7 +25,8 @@ local function flags()
   return process.sanitized() and "-fsanitize=address,undefined -fno-omit-frame-pointer" or ""
 end
 
--- Compiles and runs a host program. `opts.libraries`: before the system's; `opts.args`: the program's.
+-- Compiles and runs a host program. `opts.libraries`: before the system's; `opts.args`: the program's; `opts.before`: shell text in
+-- front of it.
 local function run(name, opts)
   opts = opts or {}
   local cc = compiler()
@@ -35,7 +37,7 @@ local function run(name, opts)
     opts.cflags or "", "-I", quote(process.root .. "runtime"), "-o", program, quote(host .. name .. ".c"),
     opts.library or quote(library), opts.libraries or "", "-lm -lpthread -ldl" }, " "))
   assert.same({ status = 0, stdout = "", stderr = "" }, built)
-  local result = process.run("cd / && timeout -k 5 300 " .. program .. " " .. (opts.args or ""))
+  local result = process.run((opts.before or "") .. "cd / && timeout -k 5 300 " .. program .. " " .. (opts.args or ""))
   os.remove(program)
   assert.same({ status = 0, stdout = "", stderr = "" }, result)
 end
@@ -71,6 +73,16 @@ describe("a host in C", function()
 
   it("closes a runtime with work in its queues: its functions still run and see what was written before them", function()
     run("closing")
+  end)
+
+  it("may bring a GPU context and streams of its own, which stay its own", function()
+    if (os.getenv("NIBBLE_DEVICE") or ""):find("^cuda") then return run("context") end
+    if standin.missing then return pending(standin.missing) end
+    local log = os.tmpname()
+    run("context", { before = ("export NIB_STANDIN_LOG=%s LD_LIBRARY_PATH=%s; "):format(quote(log), quote(standin.absolute())) })
+    local text = process.read(log)
+    os.remove(log)
+    assert.matches("^%d+ end: %d+ calls, 0 made to fail, 0 misuses\n$", text)
   end)
 
   it("may fork, and gets a clear error in the child", function()

@@ -128,7 +128,8 @@ static nib_status check_handle(nib_device *device, CUstream handle) {
   case CUDA_ERROR_INVALID_VALUE:
   case CUDA_ERROR_INVALID_CONTEXT:
   case CUDA_ERROR_CONTEXT_IS_DESTROYED: /* the stream's, not ours */
-    return nib_fail(device->runtime, NIB_INVALID, "stream: handle: expected a CUstream, got %p, which the driver does not know", (void *)handle);
+    return nib_fail(device->runtime, NIB_INVALID, "stream: handle: expected a CUstream, got %p, which the driver does not know",
+                    (void *)handle);
   default: return nib_cuda_check(device, result, "cuStreamGetCtx");
   }
   if (context == cuda->context) return NIB_OK;

@@ -145,7 +145,7 @@ function kv.new(run, opts)
   local self = setmetatable({
     run = run, device = opts.device or run.device, source = source, name = opts.name or "cache",
     heads = k.shape[2], dims = { k.shape[3], v.shape[3] }, dtype = k.dtype, tokens = k.shape[1],
-    kv_layout = opts.kv_layout or "NHD", page_size = opts.page_size, num_pages = opts.num_pages,
+    kv_layout = opts.kv_layout or "NHD", reserved = opts.reserved or 1, page_size = opts.page_size, num_pages = opts.num_pages,
     batch = opts.batch, max_len = opts.max_len, rows = opts.rows or opts.batch, with_copy = opts.materialize or false,
     live = {}, layers = {}, count = 0,
     pending = {},    -- {slot, token} that wait for `load` or `flush`
@@ -156,13 +156,16 @@ function kv.new(run, opts)
   self.max_pages = (self.max_len + self.page_size - 1) // self.page_size
   self.allocator = pages.allocator {
     num_pages = opts.num_pages, page_size = opts.page_size, layout = opts.page_layout, seed = run:next_seed(),
-    reserved = opts.reserved or 1,
+    reserved = self.reserved,
   }
   local function zeros(dtype, ...) return nibble.zeros({ ... }, { dtype = dtype, device = self.device }) end
   self.slot_mapping, self.seq_lens = zeros("int64", self.rows), zeros("int32", self.batch)
   self.block_tables, self.kv_page_indptr = zeros("int32", self.batch, self.max_pages), zeros("int32", self.batch + 1)
   for l, layer in ipairs(source) do self.layers[l] = make_layer(self, opts, layer) end
-  for l, layer in ipairs(self.layers) do watch(self, run, layer, source[l]) end
+  for l, layer in ipairs(self.layers) do
+    watch(self, run, layer, source[l])
+    if pages.watch then pages.watch(self.allocator, layer.pool) end
+  end
   return self
 end
 

@@ -301,6 +301,7 @@ function run:record(other)
     record.caches[i] = {
       name = cache.name, num_pages = cache.num_pages, page_size = cache.page_size, num_kv_heads = cache.heads,
       head_dim = cache.dims[1], v_head_dim = cache.dims[2], kv_layout = cache.kv_layout, layers = #cache.layers,
+      reserved = cache.reserved,
       page_stride = layer.strides[1], sf_page_stride = layer.strides[3], snapshots = cache.snapshots,
     }
   end

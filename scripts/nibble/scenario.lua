@@ -18,6 +18,7 @@
 --   verdict(run) more words for the last line of a run that went well
 --   valid(p, given, steps)  nil, or what is wrong with these parameters together
 --   grid         parameters that `describe` runs: a list of tables; default: see `grid`
+--   reports      kinds of reports that checked mode must give, for what the scenario does wrong on purpose; default: none
 --   errors       true: the command also prints the quantization error of what was stored
 -- `run` is documented in nibble.run, its caches in nibble.kv.
 --
@@ -39,7 +40,7 @@ local folder = (debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
 local fields = {
   title = "string", parameters = "table", setup = "function", step = "function", captured = "function", key = "function",
   recapture = "function", check = "function", finish = "function", verdict = "function", valid = "function", grid = "table",
-  errors = "boolean",
+  reports = "table", errors = "boolean",
 }
 
 local function checked_definition(def, name)
@@ -129,12 +130,14 @@ end
 ---@field steps integer
 ---@field plant? integer       self-test: halfway, one bit of the watched tensor with this number (0: any) is flipped
 ---@field snapshots? boolean   keep what a report needs
+---@field checked? boolean     in checked mode (nibble.check): what it reports is a failure too
 ---@field progress? fun()      called after each step
 
 ---@class nibble.outcome
 ---@field ok boolean
 ---@field message? string    what is wrong
----@field kind? "check"|"error"
+---@field kind? "check"|"error"|"report"
+---@field reports? string[]  what checked mode reported
 ---@field step integer       the last step that was begun
 ---@field planted? string    what was flipped
 ---@field run nibble.run
@@ -171,11 +174,7 @@ local function one_step(def, run, step)
   run:settle()
 end
 
---- Runs a scenario once (that is, twice: with graphs and eagerly). Nothing is raised but Ctrl-C.
----@param def table
----@param opts nibble.attempt
----@return nibble.outcome
-function scenario.attempt(def, opts)
+local function attempt_once(def, opts)
   local outcome = { ok = true, step = 0 }
   local function new(eager)
     return run_class.new {
@@ -226,6 +225,32 @@ function scenario.attempt(def, opts)
   return outcome
 end
 
+--- Runs a scenario once (that is, twice: with graphs and eagerly). Nothing is raised but Ctrl-C.
+---@param def table
+---@param opts nibble.attempt
+---@return nibble.outcome
+function scenario.attempt(def, opts)
+  if not opts.checked then return attempt_once(def, opts) end
+  local reports, kinds = {}, {}
+  nibble.check(function(report)
+    reports[#reports + 1] = report.text
+    kinds[report.kind] = kinds[report.kind] or report.text
+  end)
+  local _ <close> = setmetatable({}, { __close = function() nibble.check(false) end })
+  local outcome = attempt_once(def, opts)
+  nibble.check_reports() -- tells what is left to tell
+  outcome.reports = reports
+  if not outcome.ok then return outcome end
+  local wrong
+  for _, kind in ipairs(def.reports or {}) do
+    if not kinds[kind] then wrong = ("checked mode did not report: %s"):format(kind) end
+    kinds[kind] = nil
+  end
+  wrong = wrong or select(2, next(kinds))
+  if wrong then outcome.ok, outcome.kind, outcome.message = false, "report", wrong end
+  return outcome
+end
+
 ----------------------------------------------------------------------------------------------------------------- shrink
 
 local function copy_of(opts, changes)
@@ -255,8 +280,9 @@ function scenario.valid(def, opts, given)
   return not reason, reason
 end
 
---- The smallest parameters that still fail in the same way (a wrong byte, or an error): each number is bisected between its minimum
---- and its value, each choice tries the earlier ones, until nothing gets smaller or `budget` attempts were made.
+--- The smallest parameters that still fail in the same way (a wrong byte, an error, or a report of checked mode): each number is
+--- bisected between its minimum and its value, each choice tries the earlier ones, until nothing gets smaller or `budget` attempts
+--- were made.
 ---@param def table
 ---@param opts nibble.attempt   a failing attempt
 ---@param outcome nibble.outcome  its outcome

@@ -115,6 +115,7 @@ local function read_options(scenario, def, arguments)
   for name in pairs(def.parameters) do
     attempt.p[name], named[name] = opts[name:gsub("_", "-")], given[name:gsub("_", "-")]
   end
+  if opts.check and not nibble.check then return nil, misuse("--check: this build has no checked mode") end
   local valid, why = scenario.valid(def, attempt, named)
   if not valid then return nil, misuse("%s", why) end
   return attempt, opts.report
@@ -177,6 +178,7 @@ local function run_one(scenario, def, arguments)
     if outcome.kind == "error" then print(outcome.traceback) end
   end
   if file then
+    record.reports = outcome.reports
     if errors then record.errors, record.histogram = errors.list, errors.histogram end
     local written, message = require("nibble.report").write(file, record)
     if not written then

@@ -61,7 +61,8 @@ return {
     page_size = { 4, min = 1, max = 64, help = "tokens a page" },
     kv_layout = { "HND", "NHD", help = "of the caches" },
   },
-  steps = 2 * #accidents + 1,
+  steps = { 2 * #accidents + 1, min = 2 * #accidents + 1 }, -- all of them, each as a new graph and as an update
+  reports = { "unjoined" },
 
   setup = function(run)
     local p, s = run.p, run.state

@@ -411,7 +411,8 @@ CUresult standin_MemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevicep
     result = check_range(ends[i], bytes);
     if (result != CUDA_SUCCESS) return standin_leave(result);
     const struct block *block = block_at((void *)(uintptr_t)ends[i]);
-    unsigned reached = 1u << contexts[i]->device | (block->pool ? block->pool->peers : 0), both = 1u << contexts[0]->device | 1u << contexts[1]->device;
+    unsigned both = 1u << contexts[0]->device | 1u << contexts[1]->device;
+    unsigned reached = 1u << contexts[i]->device | (block->pool ? block->pool->peers : 0);
     if (block->context != contexts[i])
       return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "the memory does not belong to its context"));
     if (standin_number("NIB_STANDIN_PEERS", 1) && (reached & both) != both)

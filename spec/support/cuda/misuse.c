@@ -83,6 +83,8 @@ int main(void) {
   expect("grid {0, 1, 1}");
   check(cu.MemcpyHtoDAsync(block + 1, bytes, 64, stream) == CUDA_ERROR_INVALID_VALUE, "a copy past the end", "taken");
   expect("not all in one block");
+  check(cu.MemcpyAsync(block, (CUdeviceptr)(uintptr_t)bytes, 64, stream) == CUDA_ERROR_INVALID_VALUE, "a copy of a stack", "taken");
+  expect("pageable memory");
   OK(fill(function, stream, block, 65, sizeof(struct nib_fill_params), 1));
   OK(cu.MemFreeAsync(block, stream));
   OK(cu.StreamSynchronize(stream));

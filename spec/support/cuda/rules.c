@@ -80,6 +80,13 @@ static CUresult create_event(void) { return cu.EventCreate(&late, CU_EVENT_DEFAU
 static CUresult destroy_event(void) { return cu.EventDestroy(late); }
 static CUresult record_outside(void) { return cu.EventRecord(finished, other); }
 static CUresult work_outside(void) { return work(other); }
+static CUresult copy_own(void) { return cu.MemcpyAsync(block, (CUdeviceptr)(uintptr_t)pinned, 64, s); }
+static CUresult copy_outside(void) { return cu.MemcpyAsync(block, (CUdeviceptr)(uintptr_t)pinned, 64, other); }
+static CUresult context_own(void) {
+  CUcontext context;
+  return cu.StreamGetCtx(s, &context);
+}
+static CUresult print_graph(void) { return cu.GraphDebugDotPrint(graph, "/dev/null", CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE); }
 static CUresult instantiate(void) { return cu.GraphInstantiateWithFlags(&exec, graph, 0); }
 static CUresult update(void) {
   CUgraphExecUpdateResultInfo info;
@@ -160,6 +167,10 @@ static const struct {
   { "cuEventRecord, its stream", legacy_event, NEEDS_EVENT, NEEDS_EVENT, FINE, FINE },
   { "cuEventRecord, another stream", record_outside, 0, 0, FINE, FINE },
   { "cuMemcpyHtoDAsync, another stream", work_outside, 0, 0, FINE, FINE },
+  { "cuMemcpyAsync, its stream", copy_own, 0, 0, FINE, FINE },
+  { "cuMemcpyAsync, another stream", copy_outside, 0, 0, FINE, FINE },
+  { "cuStreamGetCtx, its stream", context_own, 0, 0, FINE, FINE },
+  { "cuGraphDebugDotPrint", print_graph, 0, 0, FINE, FINE },
   { "cuGraphInstantiateWithFlags", instantiate, 0, NEEDS_EXEC, REFUSED, FINE },
   { "cuGraphExecUpdate", update, NEEDS_EXEC, NEEDS_EXEC, FINE, FINE },
   { "cuGraphExecUpdate, another topology", update_topology, NEEDS_EXEC, NEEDS_EXEC, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
