@@ -117,6 +117,7 @@ struct nib_device {
   nib_stream *default_stream, *streams;
   struct nib_capture *capture; /* the open one */
   struct nib_storage *storages;
+  nib_module *modules;
   struct nib_deferred *limbo;
   struct nib_fault *fault; /* in memory that kernels reach */
   nib_memory_info memory;
@@ -235,6 +236,7 @@ nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64
 
 /* ---- module.c ---- */
 void nib_module_retain(nib_module *module);
+void nib_modules_close(nib_device *device); /* unloads what hosts still hold: they can do no more than release it */
 struct nib_uses *nib_module_uses(nib_module *module);
 
 /* ---- graph.c ---- */

@@ -6,8 +6,9 @@
 /* Its deferred uses are the launches of its kernels. */
 struct nib_module {
   struct nib_deferred deferred;
-  int32_t references; /* handles, kernels and graph nodes */
-  void *impl;         /* the device's */
+  nib_module *next, *previous; /* all of the device */
+  int32_t references;          /* handles, kernels and graph nodes */
+  void *impl;                  /* the device's; NULL when its runtime was closed before */
 };
 
 struct nib_user_kernel {
@@ -20,11 +21,24 @@ struct nib_user_kernel {
 
 static void module_destroy(struct nib_deferred *self) {
   nib_module *module = (nib_module *)self;
-  nib_runtime *rt = self->device->runtime;
-  if (!rt->closed) self->device->backend->module_unload(self->device, module->impl);
+  nib_device *device = self->device;
+  nib_runtime *rt = device->runtime;
+  if (module->impl) {
+    device->backend->module_unload(device, module->impl);
+    if (module->next) module->next->previous = module->previous;
+    *(module->previous ? &module->previous->next : &device->modules) = module->next;
+  }
   nib_uses_free(rt, &self->uses);
   nib_free(rt, module, sizeof *module);
   nib_handle_removed(rt);
+}
+
+void nib_modules_close(nib_device *device) {
+  for (nib_module *module = device->modules; module; module = module->next) {
+    device->backend->module_unload(device, module->impl);
+    module->impl = NULL;
+  }
+  device->modules = NULL;
 }
 
 void nib_module_retain(nib_module *module) { module->references++; }
@@ -67,6 +81,9 @@ nib_status nib_module_create(nib_device *device, const void *image, size_t bytes
   module->deferred.device = device;
   module->deferred.destroy = module_destroy;
   module->references = 1;
+  module->next = device->modules;
+  if (module->next) module->next->previous = module;
+  device->modules = module;
   nib_handle_added(rt);
   *out = module;
   return NIB_OK;
@@ -134,15 +151,23 @@ size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index)
 
 /* ---- Launching --------------------------------------------------------------------------------------------------- */
 
-static nib_status check_extent(nib_stream *stream, const char *name, const uint32_t size[3], uint64_t most) {
-  uint64_t product = 1;
-  for (int i = 0; i < 3; i++) {
-    if (size[i] == 0) return nib_fail(stream->device->runtime, NIB_INVALID, "kernel:launch: %s: expected sizes >= 1, got 0", name);
-    product *= size[i];
-  }
-  if (product <= most) return NIB_OK;
-  return nib_fail(stream->device->runtime, NIB_INVALID, "kernel:launch: %s: expected at most %llu threads, got %llu", name,
-                  (unsigned long long)most, (unsigned long long)product);
+/* Before the driver sees it, which would call a capture invalid. The limits are those of every GPU that CUDA still knows. */
+static nib_status check_extent(nib_runtime *rt, const char *name, const uint32_t size[3], const uint32_t most[3]) {
+  for (int i = 0; i < 3; i++)
+    if (size[i] < 1 || size[i] > most[i])
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: %s: expected 1..%u in dimension %d, got %u", name, (unsigned)most[i],
+                      i + rt->config.index_base, (unsigned)size[i]);
+  return NIB_OK;
+}
+
+static nib_status check_extents(nib_runtime *rt, const nib_user_kernel *kernel, const nib_launch_desc *desc) {
+  nib_status status = check_extent(rt, "grid", desc->grid, (const uint32_t[]){ INT32_MAX, 65535, 65535 });
+  if (status == NIB_OK) status = check_extent(rt, "block", desc->block, (const uint32_t[]){ 1024, 1024, 64 });
+  uint32_t threads = desc->block[0] * desc->block[1] * desc->block[2], most = (uint32_t)kernel->attributes.max_threads;
+  if (status == NIB_OK && threads > most)
+    status = nib_fail(rt, NIB_INVALID, "kernel:launch: block: expected at most %u threads for %s, got %u", (unsigned)most, kernel->name,
+                      (unsigned)threads);
+  return status;
 }
 
 /* The parameters as the driver wants them, in one buffer; without a layout from the driver each is aligned to its own size. */
@@ -179,8 +204,7 @@ nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, c
                     kernel->module->deferred.device->info.name, device->info.name);
   if (desc->argument_count < 0 || desc->argument_count > NIB_MAX_ARGUMENTS)
     return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d arguments, got %d", NIB_MAX_ARGUMENTS, (int)desc->argument_count);
-  status = check_extent(stream, "grid", desc->grid, UINT64_MAX);
-  if (status == NIB_OK) status = check_extent(stream, "block", desc->block, (uint64_t)kernel->attributes.max_threads);
+  status = check_extents(rt, kernel, desc);
   struct nib_access accesses[NIB_MAX_ARGUMENTS];
   for (int32_t i = 0; status == NIB_OK && i < desc->argument_count; i++) {
     nib_tensor *tensor = desc->arguments[i].tensor;

@@ -120,7 +120,8 @@ NIB_API void *nib_runtime_user(const nib_runtime *runtime);
 /* Frees what finished work no longer needs, for at most about `budget_us` microseconds (0: no limit). Never waits. */
 NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
 
-/* A named range on the calling thread's line in a profiler (NVTX); nothing where libnvToolsExt is not on the machine. */
+/* A named range on the calling thread's line in a profiler (NVTX); nothing where neither libnvtx3interop nor libnvToolsExt is
+ * on the machine. */
 NIB_API void nib_range_push(nib_runtime *runtime, const char *name);
 NIB_API void nib_range_pop(nib_runtime *runtime);
 

@@ -191,6 +191,7 @@ static void free_memory(nib_device *device) {
 }
 
 static void close_device(nib_device *device) {
+  nib_modules_close(device);
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
     if (stream->impl) device->backend->stream_close(stream);
   device->backend->device_close(device);

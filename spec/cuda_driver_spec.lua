@@ -4,7 +4,6 @@
 local process = require("spec.support.runtime_process")
 local standin = require("spec.support.standin")
 
-local quote, folder, is_there = process.quote, standin.folder, standin.is_there
 local run, assert_well, describe_cuda = standin.run, standin.assert_well, standin.describe(describe, it, pending)
 
 describe_cuda("without a usable GPU #quick", function()
@@ -393,26 +392,17 @@ describe_cuda("a capture", function()
 end)
 
 describe_cuda("the stand-in driver", function()
-  -- Compiles and runs spec/support/cuda/NAME.c; on a machine with a GPU, rules.c can be run by hand on the real driver.
+  -- Compiled from spec/support/cuda; on a machine with a GPU, rules.c can be run by hand on the real driver.
   local function run_program(name)
-    if not process.has("cc") then return pending("there is no C compiler (cc)") end
-    local include = (os.getenv("CUDA_PATH") or "/usr/local/cuda") .. "/include"
-    if not is_there(include .. "/cuda.h") then return pending("no " .. include .. "/cuda.h (CUDA_PATH)") end
-    local program = os.tmpname()
-    local built = process.run(("cc -std=c11 -Wall -Wextra -isystem %s -o %s %s %s -ldl"):format(quote(include), program,
-      quote(process.root .. "spec/support/cuda/" .. name .. ".c"), quote(process.root .. "runtime/cuda/driver.c")))
-    assert.same({ status = 0, stdout = "", stderr = "" }, built)
-    local result = process.run(("unset NIB_STANDIN_LOG CUDA_VISIBLE_DEVICES; LD_LIBRARY_PATH=%s timeout -k 5 60 %s"):format(
-      quote(folder), program))
-    os.remove(program)
-    assert.same({ status = 0, stdout = "", stderr = "" }, result)
+    local reason = standin.program(name, "runtime/cuda/driver.c")
+    if reason then pending(reason) end
   end
 
   it("keeps the rules of captures", function() run_program("rules") end)
 
   it("notices what it is there to notice", function()
     if os.getenv("NIBBLE_VALGRIND") then return pending("under valgrind it does not search kernels' parameters for addresses") end
-    run_program("misuse")
+    return run_program("misuse")
   end)
 
   it("counts what is alive, and makes what it is told to fail", function()

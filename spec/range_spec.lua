@@ -17,20 +17,22 @@ describe("nibble.range #quick", function()
     assert.matches("range: fn: expected", message)
   end)
 
-  it("opens and closes a range of the library where that is there, also after an error", function()
-    if process.run("command -v cc").status ~= 0 then pending("no C compiler to make a library with") end
-    local folder = os.tmpname()
-    os.remove(folder)
-    finally(function() process.run("rm -rf " .. process.quote(folder)) end)
-    local source = [[
+  for _, library in ipairs { "libnvtx3interop.so.1", "libnvToolsExt.so.1" } do
+    it("opens and closes a range of " .. library .. " where that is there, also after an error", function()
+      if process.run("command -v cc").status ~= 0 then pending("no C compiler to make a library with") end
+      local folder = os.tmpname()
+      os.remove(folder)
+      finally(function() process.run("rm -rf " .. process.quote(folder)) end)
+      local source = [[
 #include <stdio.h>
 int nvtxRangePushA(const char *name) { return printf("<%s>\n", name); }
 int nvtxRangePop(void) { return printf("</>\n"); }]]
-    local made = process.run(("mkdir %s && printf %%s %s | cc -shared -fPIC -x c -o %s/libnvToolsExt.so.1 -"):format(
-      folder, process.quote(source), folder))
-    assert.equal(0, made.status, made.stderr)
-    local script = "local nibble = require 'nibble' pcall(nibble.range, 'outer', function() nibble.range('inner', error) end)"
-    local result = process.run(("LD_LIBRARY_PATH=%s lua5.4 -e %s"):format(folder, process.quote(script)))
-    assert.same({ status = 0, stdout = "<outer>\n<inner>\n</>\n</>\n", stderr = "" }, result)
-  end)
+      local made = process.run(("mkdir %s && printf %%s %s | cc -shared -fPIC -x c -o %s/%s -"):format(
+        folder, process.quote(source), folder, library))
+      assert.equal(0, made.status, made.stderr)
+      local script = "local nibble = require 'nibble' pcall(nibble.range, 'outer', function() nibble.range('inner', error) end)"
+      local result = process.run(("LD_LIBRARY_PATH=%s lua5.4 -e %s"):format(folder, process.quote(script)))
+      assert.same({ status = 0, stdout = "<outer>\n<inner>\n</>\n</>\n", stderr = "" }, result)
+    end)
+  end
 end)

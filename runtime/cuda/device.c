@@ -43,7 +43,12 @@ nib_status nib_cuda_lost(nib_device *device) {
 
 /* Errors after which every call on the context fails. */
 static bool is_fatal(CUresult result) {
-  switch (result) {
+  switch ((int)result) {
+  case 226: /* CUDA_ERROR_CONTAINED, which older headers lack */
+  case 721: /* CUDA_ERROR_TENSOR_MEMORY_LEAK, likewise */
+  case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+  case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+  case CUDA_ERROR_EXTERNAL_DEVICE:
   case CUDA_ERROR_ILLEGAL_ADDRESS:
   case CUDA_ERROR_LAUNCH_TIMEOUT:
   case CUDA_ERROR_ASSERT:

@@ -6,10 +6,52 @@
 
 #include "device.h"
 
+static uint64_t number_at(const unsigned char *image, size_t at, int bytes) {
+  uint64_t number = 0;
+  for (int i = bytes; i-- > 0;) number = number << 8 | image[at + (size_t)i];
+  return number;
+}
+
+/* Whether `count` items of `size` bytes from `at` on lie inside. */
+static bool inside(uint64_t at, uint64_t count, uint64_t size, size_t bytes) {
+  return at <= bytes && (count == 0 || size <= (bytes - at) / count);
+}
+
+/* Whether a cubin's tables and sections are all there. */
+static bool is_whole_elf(const unsigned char *image, size_t bytes) {
+  enum { HEADER = 64, SECTION = 64, SEGMENT = 56, NO_BITS = 8 };
+  if (bytes < HEADER || image[4] != 2 /* 64 bits */) return false;
+  uint64_t segments = number_at(image, 32, 8), sections = number_at(image, 40, 8);
+  uint64_t segment_count = number_at(image, 56, 2), section_count = number_at(image, 60, 2);
+  if ((segment_count && number_at(image, 54, 2) != SEGMENT) || (section_count && number_at(image, 58, 2) != SECTION)) return false;
+  if (!inside(segments, segment_count, SEGMENT, bytes) || !inside(sections, section_count, SECTION, bytes)) return false;
+  for (uint64_t i = 0; i < section_count; i++) {
+    size_t section = (size_t)(sections + i * SECTION);
+    if (number_at(image, section + 4, 4) != NO_BITS &&
+        !inside(number_at(image, section + 24, 8), 1, number_at(image, section + 32, 8), bytes))
+      return false;
+  }
+  return true;
+}
+
+/* The driver is told no length: it believes what the image says about itself, and follows it anywhere. */
+static bool is_code(const unsigned char *image, size_t bytes) {
+  enum { FATBIN_HEADER = 16 };
+  if (bytes >= 4 && memcmp(image, "\177ELF", 4) == 0) return is_whole_elf(image, bytes);
+  if (bytes >= FATBIN_HEADER && memcmp(image, "\x50\xED\x55\xBA", 4) == 0)
+    return number_at(image, 6, 2) >= FATBIN_HEADER && inside(number_at(image, 6, 2), 1, number_at(image, 8, 8), bytes);
+  size_t length = strlen((const char *)image); /* zeros behind the text are no matter */
+  for (size_t i = length; i < bytes; i++)
+    if (image[i] != 0) return false;
+  return strstr((const char *)image, ".version") != NULL;
+}
+
 nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t bytes, void **out) {
-  (void)bytes; /* the driver finds the end by itself; PTX ends with a 0 */
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (cuda->lost) return nib_cuda_lost(device);
+  if (!is_code(image, bytes))
+    return nib_fail(device->runtime, NIB_INVALID, "module: image: expected PTX or a whole cubin or fatbin, got %zu bytes of something else",
+                    bytes);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   char log[4096] = "";
   CUjit_option options[] = { CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES };
@@ -52,16 +94,25 @@ nib_status nib_cuda_function_find(nib_device *device, void *module, const char *
   };
   for (size_t i = 0; result == CUDA_SUCCESS && i < sizeof list / sizeof *list; i++)
     result = driver->FuncGetAttribute(list[i].value, list[i].attribute, found);
+  /* The driver tells the number of parameters in one way alone: it refuses to tell of the first that is not there. */
   layout->count = driver->FuncGetParamInfo ? 0 : -1;
-  if (result == CUDA_SUCCESS && driver->FuncGetParamInfo)
-    while (layout->count < NIB_MAX_ARGUMENTS &&
-           driver->FuncGetParamInfo(found, (size_t)layout->count, &layout->offset[layout->count], &layout->bytes[layout->count]) == CUDA_SUCCESS)
-      layout->count++;
+  size_t offset, size;
+  while (result == CUDA_SUCCESS && layout->count >= 0 && layout->count <= NIB_MAX_ARGUMENTS &&
+         driver->FuncGetParamInfo(found, (size_t)layout->count, &offset, &size) == CUDA_SUCCESS) {
+    if (layout->count < NIB_MAX_ARGUMENTS) {
+      layout->offset[layout->count] = offset;
+      layout->bytes[layout->count] = size;
+    }
+    layout->count++;
+  }
   nib_cuda_leave(device);
   *function = found;
   if (result == CUDA_ERROR_NOT_FOUND)
     return nib_fail(device->runtime, NIB_INVALID,
                     "module:kernel: name: expected a kernel of the module (extern \"C\" or mangled), got \"%.100s\"", name);
+  if (result == CUDA_SUCCESS && layout->count > NIB_MAX_ARGUMENTS)
+    return nib_fail(device->runtime, NIB_INVALID, "module:kernel: name: expected a kernel with at most %d parameters, got \"%.100s\"",
+                    NIB_MAX_ARGUMENTS, name);
   return nib_cuda_check(device, result, "cuModuleGetFunction");
 }
 
@@ -131,10 +182,14 @@ nib_status nib_cuda_compile(nib_device *device, const char *source, const char *
   result = nvrtc.compile(program, option_count + 2, all);
   if (result != NVRTC_SUCCESS) {
     status = fail_with_log(rt, &nvrtc, program, result);
-  } else if (nvrtc.cubin_size(program, bytes) != NVRTC_SUCCESS || !(*image = nib_allocate(rt, *bytes))) {
+  } else if ((result = nvrtc.cubin_size(program, bytes)) != NVRTC_SUCCESS || *bytes == 0) {
+    *bytes = 0;
+    status = nib_fail(rt, NIB_INVALID, "compile: options: expected such as give code for %s, got none (%s)", device->info.name,
+                      nvrtc.error(result));
+  } else if (!(*image = nib_allocate(rt, *bytes))) {
     status = nib_fail_memory(rt, "compile", *bytes);
-  } else {
-    nvrtc.cubin(program, *image);
+  } else if ((result = nvrtc.cubin(program, *image)) != NVRTC_SUCCESS) {
+    status = nib_fail(rt, NIB_DEVICE, "compile: NVRTC: expected success, got %s", nvrtc.error(result));
   }
   nvrtc.destroy(&program);
   return status;

@@ -12,7 +12,7 @@ struct nib_cuda_call {
   struct nib_cuda_stream *stream;
   nib_status (*function)(void *user);
   void *user;
-  bool done; /* atomic */
+  enum { CALL_QUEUED, CALL_RUNNING, CALL_DONE, CALL_DROPPED } state; /* atomic */
 };
 
 /* ---- Points ------------------------------------------------------------------------------------------------------------- */
@@ -166,6 +166,15 @@ void nib_cuda_stream_unwrap(nib_stream *stream) {
   own->handle = NULL;
 }
 
+/* At the end of its stream. After a loss of the context a function may still run, on whose return the caller waits; one that
+ * did not begin is not called any more, but the driver keeps the pointer to it: that memory is given up. */
+static bool call_ended(struct nib_cuda_call *call) {
+  int queued = CALL_QUEUED;
+  if (__atomic_compare_exchange_n(&call->state, &queued, CALL_DROPPED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return false;
+  while (__atomic_load_n(&call->state, __ATOMIC_ACQUIRE) != CALL_DONE) nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
+  return true;
+}
+
 void nib_cuda_stream_close(nib_stream *stream) {
   nib_device *device = stream->device;
   struct nib_cuda_stream *own = stream_of(stream);
@@ -178,13 +187,30 @@ void nib_cuda_stream_close(nib_stream *stream) {
     nib_cuda_of(device)->driver->StreamDestroy(own->handle);
     nib_cuda_leave(device);
   }
-  while (own->calls) { /* the stream's work is done, or nothing will do it */
+  while (own->calls) {
     struct nib_cuda_call *call = own->calls;
     own->calls = call->next;
-    nib_free(device->runtime, call, sizeof *call);
+    if (call_ended(call)) nib_free(device->runtime, call, sizeof *call);
   }
   nib_free(device->runtime, own, sizeof *own);
   stream->impl = NULL;
+}
+
+/* What a function may have without being asked is 48 KiB less its static shared memory. Other handles of the function may have
+ * asked for more: it is never lowered, for the sake of their graphs. */
+static nib_status allow_shared(nib_device *device, const struct nib_work *work) {
+  struct nib_driver *driver = nib_cuda_of(device)->driver;
+  const CUfunction_attribute attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+  int allowed = 0;
+  CUresult result = driver->FuncGetAttribute(&allowed, attribute, work->function);
+  if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuFuncGetAttribute");
+  if (work->shared_bytes <= (uint32_t)allowed) return NIB_OK;
+  result = work->shared_bytes > INT32_MAX ? CUDA_ERROR_INVALID_VALUE
+                                          : driver->FuncSetAttribute(work->function, attribute, (int)work->shared_bytes);
+  if (result == CUDA_ERROR_INVALID_VALUE)
+    return nib_fail(device->runtime, NIB_INVALID, "kernel:launch: shared: expected no more than a block of %s can have, got %u bytes",
+                    device->info.name, (unsigned)work->shared_bytes);
+  return nib_cuda_check(device, result, "cuFuncSetAttribute");
 }
 
 nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
@@ -201,14 +227,15 @@ nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
     function = cuda->functions[g.entry];
   }
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
-  CUresult result = CUDA_SUCCESS;
-  if (work->function && g.shared_bytes > 48 * 1024) /* more has to be asked for */
-    result = cuda->driver->FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)g.shared_bytes);
+  nib_status status = work->shared_bytes ? allow_shared(device, work) : NIB_OK;
+  if (status != NIB_OK) {
+    nib_cuda_leave(device);
+    return status;
+  }
   size_t bytes = work->bytes;
   void *config[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, (void *)work->params, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
-  if (result == CUDA_SUCCESS)
-    result = cuda->driver->LaunchKernel(function, g.grid[0], g.grid[1], g.grid[2], g.block[0], g.block[1], g.block[2], g.shared_bytes,
-                                        stream_of(stream)->handle, NULL, bytes ? config : NULL);
+  CUresult result = cuda->driver->LaunchKernel(function, g.grid[0], g.grid[1], g.grid[2], g.block[0], g.block[1], g.block[2],
+                                               g.shared_bytes, stream_of(stream)->handle, NULL, bytes ? config : NULL);
   nib_cuda_leave(device);
   return nib_cuda_check(device, result, work->name);
 }
@@ -218,15 +245,17 @@ nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
 /* On a thread of the driver. */
 static void run_call(void *argument) {
   struct nib_cuda_call *call = argument;
+  int queued = CALL_QUEUED;
+  if (!__atomic_compare_exchange_n(&call->state, &queued, CALL_RUNNING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
   nib_status status = call->function(call->user), none = NIB_OK;
   if (status != NIB_OK)
     __atomic_compare_exchange_n(&call->stream->error, &none, status, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-  __atomic_store_n(&call->done, true, __ATOMIC_RELEASE);
+  __atomic_store_n(&call->state, CALL_DONE, __ATOMIC_RELEASE);
 }
 
 /* Calls are done in order, so that all behind the newest one that is done are done. */
 static void free_calls(nib_device *device, struct nib_cuda_call **calls) {
-  while (*calls && !__atomic_load_n(&(*calls)->done, __ATOMIC_ACQUIRE)) calls = &(*calls)->next;
+  while (*calls && __atomic_load_n(&(*calls)->state, __ATOMIC_ACQUIRE) != CALL_DONE) calls = &(*calls)->next;
   while (*calls) {
     struct nib_cuda_call *call = *calls;
     *calls = call->next;
@@ -242,7 +271,7 @@ nib_status nib_cuda_call(nib_stream *stream, nib_status (*function)(void *user),
   free_calls(device, &own->calls);
   struct nib_cuda_call *call = nib_allocate(device->runtime, sizeof *call);
   if (!call) return nib_fail_memory(device->runtime, "stream:call", sizeof *call);
-  *call = (struct nib_cuda_call){ own->calls, own, function, user, false };
+  *call = (struct nib_cuda_call){ own->calls, own, function, user, CALL_QUEUED };
   CUresult result = CUDA_ERROR_INVALID_CONTEXT;
   if (nib_cuda_enter(device)) {
     result = cuda->driver->LaunchHostFunc(own->handle, run_call, call);

@@ -6,7 +6,8 @@ local assert = require("luassert")
 local standin = {}
 
 standin.folder = process.build() .. "standin"
-local driver = standin.folder .. "/libcuda.so.1"
+--- The driver's file.
+standin.library = standin.folder .. "/libcuda.so.1"
 
 function standin.is_there(path)
   local file = io.open(path, "rb")
@@ -14,7 +15,7 @@ function standin.is_there(path)
 end
 
 local missing
-if not standin.is_there(driver) then
+if not standin.is_there(standin.library) then
   missing = "no stand-in driver: the build makes it where it finds cuda.h (the CUDA Toolkit)"
 elseif not process.script('require("nibble")', { before = "unset NIBBLE_DEVICE;" }).stderr:match("^$") then
   missing = "no module to run on it"
@@ -49,6 +50,23 @@ function standin.assert_well(result, tidy, what)
   for line in result.log:gmatch("[^\n]+") do
     if tidy or not line:find("leak:", 1, true) then error((what or "") .. " " .. line) end
   end
+end
+
+--- Compiles spec/support/cuda/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it must be
+--- silent. `env`: shell assignments. Returns why it cannot be run here, or nil.
+function standin.program(name, with, env)
+  if not process.has("cc") then return "there is no C compiler (cc)" end
+  local include = (os.getenv("CUDA_PATH") or "/usr/local/cuda") .. "/include"
+  if not standin.is_there(include .. "/cuda.h") then return "no " .. include .. "/cuda.h (CUDA_PATH)" end
+  local program = os.tmpname()
+  local source = quote("spec/support/cuda/" .. name .. ".c")
+  local built = process.run(("cd %s && cc -std=c11 -g -Wall -Wextra -isystem %s %s -o %s %s %s -lm -lpthread -ldl"):format(
+    quote(process.root), quote(include), process.sanitized() and "-fsanitize=address,undefined" or "", program, source, with))
+  assert.same({ status = 0, stdout = "", stderr = "" }, built)
+  local result = process.run(("unset NIB_STANDIN_LOG CUDA_VISIBLE_DEVICES; LD_LIBRARY_PATH=%s %s timeout -k 5 60 %s"):format(
+    quote(standin.folder), env or "", program))
+  os.remove(program)
+  assert.same({ status = 0, stdout = "", stderr = "" }, result)
 end
 
 --- busted's describe, where nothing runs but a skipped spec without a stand-in.

@@ -385,6 +385,12 @@ CUresult standin_ModuleGetFunction(CUfunction *out, CUmodule handle, const char 
   return standin_leave(CUDA_SUCCESS);
 }
 
+/* What each function declares, and how much more a launch may ask for. */
+static int static_shared(void) { return (int)standin_number("NIB_STANDIN_SHARED", 0); }
+static int dynamic_shared(const struct function *function) {
+  return function->shared_bytes ? function->shared_bytes : (48 << 10) - static_shared();
+}
+
 CUresult standin_FuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction handle) {
   CUresult result = standin_enter("cuFuncGetAttribute", 0);
   if (result != CUDA_SUCCESS) return result;
@@ -393,7 +399,8 @@ CUresult standin_FuncGetAttribute(int *value, CUfunction_attribute attribute, CU
   switch (attribute) {
   case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
   case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
-  case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = function->shared_bytes ? function->shared_bytes : 48 << 10; break;
+  case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = static_shared(); break;
+  case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = dynamic_shared(function); break;
   case CU_FUNC_ATTRIBUTE_PTX_VERSION:
   case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = 90; break;
   default: *value = 0;
@@ -407,8 +414,7 @@ CUresult standin_FuncSetAttribute(CUfunction handle, CUfunction_attribute attrib
   struct function *function = standin_find(LIVE_FUNCTIONS, handle);
   if (!function) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
-    if (value < 0 || value > 227 << 10)
-      return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%d bytes of shared memory", value));
+    if (value < 0 || value > (227 << 10) - static_shared()) return standin_leave(CUDA_ERROR_INVALID_VALUE); /* no misuse: how to ask */
     function->shared_bytes = value;
   }
   return standin_leave(CUDA_SUCCESS);
@@ -444,9 +450,8 @@ CUresult standin_LaunchKernel(CUfunction handle, unsigned int gx, unsigned int g
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes of parameters, not %zu",
                                         function->kernel->name, bytes, function->kernel->bytes));
   uint64_t threads = (uint64_t)bx * by * bz;
-  unsigned limit = function->shared_bytes ? (unsigned)function->shared_bytes : 48u << 10;
-  if (gx == 0 || gy == 0 || gz == 0 || threads == 0 || threads > 1024 || bz > 64 || gx > 0x7FFFFFFF || gy > 65535 || gz > 65535 ||
-      shared > limit)
+  if (gx == 0 || gy == 0 || gz == 0 || threads == 0 || threads > 1024 || bx > 1024 || by > 1024 || bz > 64 || gx > 0x7FFFFFFF || gy > 65535 || gz > 65535 ||
+      shared > (unsigned)dynamic_shared(function))
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%s: grid {%u, %u, %u}, block {%u, %u, %u}, %u bytes shared",
                                         function->kernel->name, gx, gy, gz, bx, by, bz, shared));
   struct op op = { .kind = OP_KERNEL, .kernel = function->kernel, .bytes = bytes, .data = malloc(bytes) };

@@ -9,6 +9,7 @@
  *   NIB_STANDIN_POOLS=1         0: GPUs without memory pools
  *   NIB_STANDIN_PEERS=1         0: no GPU reaches another's memory
  *   NIB_STANDIN_IMAGES=1        0: no module has code for these GPUs
+ *   NIB_STANDIN_SHARED=0        bytes of static shared memory that every kernel declares
  *   NIB_STANDIN_MISSING=cuX     an entry that this driver lacks
  *   NIB_STANDIN_MEMORY=BYTES    memory of each GPU (8 GiB)
  *   NIB_STANDIN_JITTER=MICROSECONDS  streams rest for up to as long before each task, so that a missing wait shows
