@@ -23,7 +23,7 @@ package.path = here .. "/../?.lua;" .. package.path
 package.cpath = package.cpath .. ";" .. here .. "/../../build/release/?.so"
 
 local opts, message = require("nibble.options").parse(arg or {}, {
-  device = { "cuda:0" }, tokens = { 32768, min = 1024 }, repeats = { 21, min = 20 }, only = {},
+  device = {}, tokens = { 32768, min = 1024 }, repeats = { 21, min = 20 }, only = {},
   csv = { false }, json = { false }, help = { false },
 })
 if opts and opts.help then
@@ -33,6 +33,7 @@ end
 local nibble = require "nibble"
 local problem = not opts and message
 if opts then
+  opts.device = opts.device or "cuda:0"
   local usable, reason = nibble.available(opts.device)
   if not usable or not opts.device:find("^cuda") then problem = ("%s: %s"):format(opts.device, reason or "not a GPU") end
 end
@@ -170,6 +171,7 @@ dequantize_case("dequantize, 8 tokens", 8, 64, {})
 materialize_case("materialize, 8 tokens", 8, 64, {})
 materialize_case("materialize into out, 8 tokens", 8, 64, { out = true })
 rope_case("rope insert, 8 tokens", 8, 64, 8, { q_head_padded = 8 })
+rope_case("rope insert in place, 8 tokens", 8, 64, 8, { q_inplace = true })
 
 ---------------------------------------------------------------------------------------------------------- measuring
 
@@ -222,7 +224,8 @@ local function measure(entry, bar)
 end
 
 -- The host's microseconds for a call from Lua, and their ratio to a bare launch's. Few calls at a time, so that the driver's queue
--- takes them without waiting. After all else: once the empty kernel's module was there, every node of a graph takes longer.
+-- takes them without waiting. After all else: behind many eager launches on several streams, an H200 was seen to take up to 0.2 us
+-- longer for each node of a graph.
 local has_launch, launch = pcall(require, "bench_launch")
 local function eager(entry)
   local bare <close> = has_launch and launch.open(tonumber(DEVICE:match("%d+$")), launch.bytes[entry.operation]) or nil
