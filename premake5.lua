@@ -19,6 +19,7 @@ local function symbols_on()
 end
 
 newoption { trigger = "architectures", value = "LIST", description = "GPU architectures, such as 90,120f; default: all" }
+newoption { trigger = "hardware-e2m1", description = "Blackwell GPUs: encode E2M1 in hardware (not tried yet, see spec/e2m1_spec.lua)" }
 newoption { trigger = "nvcc", value = "PATH", description = "The CUDA compiler; \"none\" builds for the CPU only" }
 
 ---------------------------------------------------------------------------------------------------- what the machine has
@@ -110,9 +111,21 @@ end
 -- premake4 knows no custom rules, so kernels/cuda has a makefile of its own, which runs inside build/.
 local function fatbin_makefile()
   local names, rules = {}, {}
-  local flags = "-std=c++17 -O3 -fmad=false -Werror all-warnings"
+  local flags, blackwell = "-std=c++17 -O3 -fmad=false -Werror all-warnings", ""
+  local e2m1 = flags
   for _, number in ipairs(architectures) do
-    flags = flags .. (" -gencode arch=compute_%s,code=sm_%s"):format(number, number)
+    local gencode = (" -gencode arch=compute_%s,code=sm_%s"):format(number, number)
+    flags = flags .. gencode
+    if tonumber(number:match("^%d+")) >= 100 then blackwell = blackwell .. gencode end
+  end
+  if _OPTIONS["hardware-e2m1"] then
+    flags = flags .. " -DNIB_HARDWARE_E2M1"
+    if blackwell == "" then error("--hardware-e2m1: expected an architecture from 100f on in --architectures, got none") end
+    table.insert(names, "gen/e2m1.fatbin") -- for the spec alone
+    table.insert(rules, (([[
+gen/e2m1.fatbin: ../spec/support/cuda/e2m1.cu fatbin.mk | gen
+	$(NVCC) FLAGS -MD -MP -MF gen/e2m1.d -fatbin -o $@ $<
+]]):gsub("FLAGS", e2m1 .. blackwell)))
   end
   if not _OPTIONS["architectures"] then
     flags = flags .. (" -gencode arch=compute_%s,code=compute_%s"):format(ptx_architecture, ptx_architecture)

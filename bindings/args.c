@@ -318,9 +318,10 @@ static nib_tensor *half_of_cache(lua_State *L, const char *operation, const char
 
 nib_cache nib_lua_cache(lua_State *L, const char *operation, const char *parameter, int index) {
   if (lua_type(L, index) != LUA_TTABLE) {
-    if (!nib_lua_test(L, index, NIB_LUA_TENSOR))
-      nib_lua_expected(L, operation, parameter, index, "a pair {k, v} of tensors, or one stacked tensor");
-    return (nib_cache){ .stacked = nib_lua_tensor(L, operation, parameter, index) };
+    const nib_lua_object *object = nib_lua_test(L, index, NIB_LUA_TENSOR);
+    if (!object) nib_lua_expected(L, operation, parameter, index, "a pair {k, v} of tensors, or one stacked tensor");
+    if (!nib_lua_is_open(object)) nib_lua_tensor(L, operation, parameter, index); /* says that it is closed */
+    return (nib_cache){ .stacked = object->tensor };
   }
   if (lua_rawlen(L, index) > 2)
     nib_lua_argument_error(L, operation, parameter, "a pair {k, v} of tensors, got a table of %I values",
@@ -333,9 +334,10 @@ nib_cache nib_lua_cache(lua_State *L, const char *operation, const char *paramet
 
 nib_scale_source nib_lua_scale(lua_State *L, const char *operation, const char *parameter, int index) {
   if (lua_type(L, index) == LUA_TNUMBER) return (nib_scale_source){ .value = lua_tonumber(L, index) };
-  if (!nib_lua_test(L, index, NIB_LUA_TENSOR))
-    nib_lua_expected(L, operation, parameter, index, "a positive finite number, or a float32 tensor of one element");
-  return (nib_scale_source){ .tensor = nib_lua_tensor(L, operation, parameter, index) };
+  const nib_lua_object *object = nib_lua_test(L, index, NIB_LUA_TENSOR);
+  if (!object) nib_lua_expected(L, operation, parameter, index, "a positive finite number, or a float32 tensor of one element");
+  if (!nib_lua_is_open(object)) nib_lua_tensor(L, operation, parameter, index); /* says that it is closed */
+  return (nib_scale_source){ .tensor = object->tensor };
 }
 
 nib_layout nib_lua_layout(lua_State *L, const char *operation, int index, nib_layout otherwise) {

@@ -75,27 +75,26 @@ NIB_DEVICE float nib_amax_words(const uint32_t *word, int32_t type, int *has_nan
   return nib_low_half(largest, type);
 }
 
+#ifdef NIB_HARDWARE_E2M1
+/* The codes of two numbers, that of `low` in the low nibble. A NaN's is not the operations'. */
+NIB_DEVICE uint32_t nib_e2m1_pair(float low, float high)
+{
+  uint32_t bytes; /* four times the same */
+  asm("{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, %2, %1; mov.b32 %0, {pair, pair, pair, pair}; }"
+      : "=r"(bytes)
+      : "f"(low), "f"(high));
+  return bytes & 0xFF;
+}
+#endif
+
 /* Eight elements (four words) to eight codes when all |x| * inverse are below 7. */
 NIB_DEVICE uint32_t nib_words_encode_small(const uint32_t word[4], int32_t type, float inverse)
 {
-#if defined(NIB_HARDWARE_E2M1) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  float y[8];
+#ifdef NIB_HARDWARE_E2M1
+  uint32_t packed = 0;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    y[2 * i] = nib_low_half(word[i], type) * inverse;
-    y[2 * i + 1] = nib_high_half(word[i], type) * inverse;
-  }
-  uint32_t packed;
-  asm("{\n"
-      "  .reg .b8 a, b, c, d;\n"
-      "  cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\n"
-      "  cvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n"
-      "  cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;\n"
-      "  cvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n"
-      "  mov.b32 %0, {a, b, c, d};\n"
-      "}"
-      : "=r"(packed)
-      : "f"(y[0]), "f"(y[1]), "f"(y[2]), "f"(y[3]), "f"(y[4]), "f"(y[5]), "f"(y[6]), "f"(y[7]));
+  for (int i = 3; i >= 0; i--)
+    packed = packed << 8 | nib_e2m1_pair(nib_low_half(word[i], type) * inverse, nib_high_half(word[i], type) * inverse);
   return packed;
 #else
   uint32_t byte[4];

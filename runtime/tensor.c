@@ -265,7 +265,7 @@ bool nib_tensor_same_view(const nib_tensor *a, const nib_tensor *b) {
  * functions here make; as_strided can build disjoint ones that this takes for overlapping.) */
 bool nib_tensor_overlaps_itself(const nib_tensor *tensor) {
   int32_t order[NIB_MAX_NDIM], n = 0;
-  for (int32_t i = 0; i < tensor->ndim; i++) {
+  for (int32_t i = tensor->ndim - 1; i >= 0; i--) { /* from the last, as most are sorted that way already */
     if (tensor->shape[i] == 0) return false;
     if (tensor->shape[i] == 1) continue;
     int32_t at = n++;

@@ -1,7 +1,6 @@
 -- The CUDA device and its driver: why there is no GPU, in words; every call of the driver failing at every count; a lost
 -- context; what a capture must keep from the driver. All on the stand-in driver (spec/support/cuda), in child processes,
 -- so that it takes no GPU and no machine's driver matters.
-local process = require("spec.support.runtime_process")
 local standin = require("spec.support.standin")
 
 local run, assert_well, describe_cuda = standin.run, standin.assert_well, standin.describe(describe, it, pending)

@@ -5,8 +5,8 @@ local root = process.run("cd " .. process.quote(process.root) .. " && pwd").stdo
 local plain = ("export LUA_PATH=%s LUA_CPATH=%s; "):format(process.quote(package.path), process.quote(package.cpath))
 local command = process.quote((process.command():gsub("^%.?/?build/", root .. "build/"))) .. " "
 
-local function run(path, options)
-  return process.run(plain .. "lua5.4 " .. process.quote(root .. path) .. " " .. (options or ""))
+local function run(path, options, before)
+  return process.run((before or "") .. plain .. "lua5.4 " .. process.quote(root .. path) .. " " .. (options or ""))
 end
 
 describe("the examples #quick", function()
@@ -40,6 +40,36 @@ describe("the examples #quick", function()
       assert.are.same({ 0, "", result.stdout }, { near.status, near.stderr, near.stdout })
     end)
   end
+end)
+
+describe("the GPU benchmark", function()
+  local standin = process.build() .. "standin"
+
+  -- What it measures there means nothing.
+  local function on_standin(options)
+    if process.run("test -e " .. process.quote(standin .. "/libcuda.so.1")).status ~= 0 then pending("no stand-in driver here") end
+    if process.sanitized() then pending("what is without a sanitizer cannot load the stand-in driver of a build with one") end
+    return run("scripts/bench/cuda.lua", options, "export LD_LIBRARY_PATH=" .. process.quote(standin) .. "; ")
+  end
+
+  it("measures small operations in graphs and from Lua, as a table, CSV and JSON", function()
+    local result = on_standin("--only '8 tokens'")
+    assert.are.same({ 0, "" }, { result.status, result.stderr })
+    for _, name in ipairs { "append", "dequantize", "materialize", "materialize into out", "rope insert", "rope insert in place" } do
+      local graph, host = result.stdout:match("\n" .. name .. ", 8 tokens +[%d.]+ +%- +%d+ +([%d.]+) +([%d.]+) +[%d.-]+\n")
+      assert.is_truthy(graph, name .. "\n" .. result.stdout)
+      assert.is_true(tonumber(graph) > 0 and tonumber(host) > 0, name)
+    end
+    result = on_standin("--only 'append, 8 tokens' --csv")
+    assert.is_truthy(result.stdout:find('\n"append, 8 tokens",%d+,,[%d.]+,[%d.]+,[%d.]+,[%d.]*\n$'), result.stdout)
+    result = on_standin("--only 'append, 8 tokens' --json")
+    assert.is_truthy(result.stdout:find('"case": "append, 8 tokens", "bytes": %d+,.*"host_microseconds": [%d.]+'), result.stdout)
+  end)
+
+  it("needs a GPU, which it says with status 2 #quick", function()
+    local result = run("scripts/bench/cuda.lua", "--device cpu")
+    assert.are.same({ 2, "cuda.lua: cpu: not a GPU\n", "" }, { result.status, result.stderr, result.stdout })
+  end)
 end)
 
 describe("the CPU benchmark", function()

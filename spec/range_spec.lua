@@ -27,8 +27,9 @@ describe("nibble.range #quick", function()
 #include <stdio.h>
 int nvtxRangePushA(const char *name) { return printf("<%s>\n", name); }
 int nvtxRangePop(void) { return printf("</>\n"); }]]
-      local made = process.run(("mkdir %s && printf %%s %s | cc -shared -fPIC -x c -o %s/%s -"):format(
-        folder, process.quote(source), folder, library))
+      -- The machine's own library is hidden by a file that is none.
+      local made = process.run(("mkdir %s && : >%s/libnvtx3interop.so.1 && printf %%s %s | cc -shared -fPIC -x c -o %s/%s -"):format(
+        folder, folder, process.quote(source), folder, library))
       assert.equal(0, made.status, made.stderr)
       local script = "local nibble = require 'nibble' pcall(nibble.range, 'outer', function() nibble.range('inner', error) end)"
       local result = process.run(("LD_LIBRARY_PATH=%s lua5.4 -e %s"):format(folder, process.quote(script)))

@@ -45,16 +45,14 @@ void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tens
                    nib_describe(tensor, have, sizeof have));
   if (tensor->ndim != ndim)
     nib_check_fail(c, parameter, "expected %d dimensions %s, got %s", (int)ndim, meaning, nib_describe(tensor, have, sizeof have));
-  nib_tensor wanted = *tensor; /* for the message */
   bool fits = true;
-  for (int32_t i = 0; shape && i < ndim && i < tensor->ndim; i++)
-    if (shape[i] >= 0 && tensor->shape[i] != shape[i]) {
-      wanted.shape[i] = shape[i];
-      fits = false;
-    }
-  if (!fits)
-    nib_check_fail(c, parameter, "expected %s for %s, got %s", nib_describe(&wanted, want, sizeof want), meaning,
-                   nib_describe(tensor, have, sizeof have));
+  for (int32_t i = 0; shape && i < ndim && i < tensor->ndim; i++) fits &= shape[i] < 0 || tensor->shape[i] == shape[i];
+  if (fits) return;
+  nib_tensor wanted = *tensor;
+  for (int32_t i = 0; i < ndim && i < tensor->ndim; i++)
+    if (shape[i] >= 0) wanted.shape[i] = shape[i];
+  nib_check_fail(c, parameter, "expected %s for %s, got %s", nib_describe(&wanted, want, sizeof want), meaning,
+                 nib_describe(tensor, have, sizeof have));
 }
 
 static const char *describe_strides(const nib_tensor *tensor, char *text, size_t size) {
