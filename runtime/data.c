@@ -115,7 +115,7 @@ nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number va
       params.stride[params.ndim++] = stride;
     }
   }
-  struct nib_access access = { tensor, true };
+  nib_access access = { tensor, true, "tensor", NULL };
   return nib_launch(stream, "tensor:fill", NIB_KERNEL_FILL, &params, sizeof params, &access, 1);
 }
 
@@ -199,7 +199,7 @@ nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tens
   if (nib_tensor_same_view(destination, source)) return nib_check_stream(stream, "tensor:copy");
   if (nib_tensor_overlaps(destination, source)) return copy_overlapping(stream, destination, source);
   struct nib_copy_params params = copy_params(destination, &view);
-  struct nib_access accesses[] = { { destination, true }, { source, false } };
+  nib_access accesses[] = { { destination, true, "destination", NULL }, { source, false, "source", NULL } };
   return nib_launch(stream, "tensor:copy", NIB_KERNEL_COPY, &params, sizeof params, accesses, 2);
 }
 
@@ -230,7 +230,7 @@ nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib_number 
     .start_real = start.is_float ? start.real : (double)start.integer,
     .step_real = step.is_float ? step.real : (double)step.integer,
   };
-  struct nib_access access = { tensor, true };
+  nib_access access = { tensor, true, "tensor", NULL };
   return nib_launch(stream, "arange", NIB_KERNEL_ARANGE, &params, sizeof params, &access, 1);
 }
 
@@ -238,7 +238,7 @@ static nib_status launch_random(nib_stream *stream, const char *operation, nib_t
   params.out = nib_tensor_data(tensor);
   params.type = (int32_t)tensor->dtype;
   params.count = nib_tensor_numel(tensor);
-  struct nib_access access = { tensor, true };
+  nib_access access = { tensor, true, "tensor", NULL };
   return nib_launch(stream, operation, NIB_KERNEL_RANDOM, &params, sizeof params, &access, 1);
 }
 
@@ -295,6 +295,7 @@ nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *
   bool compact = nib_tensor_is_contiguous(tensor);
   if (device->backend->host_memory && compact && tensor->storage->deferred.uses.capacity == 0) {
     memcpy(nib_tensor_data(tensor), data, bytes); /* no work ever knew this memory, so that there is no order to keep */
+    nib_tell_host("tensor:write", tensor, true);
     return NIB_OK;
   }
   nib_tensor *staging;
@@ -302,10 +303,16 @@ nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *
   if (status != NIB_OK) return status;
   if (device->backend->host_memory) {
     memcpy(nib_tensor_data(staging), data, bytes);
+    nib_tell_host("tensor:write", staging, true);
   } else {
     status = nib_uses_reserve(device->runtime, device, &staging->storage->deferred.uses);
     if (status == NIB_OK) status = device->backend->upload(stream, nib_tensor_data(staging), data, bytes);
-    if (status == NIB_OK) nib_uses_add(&staging->storage->deferred.uses, stream, ++stream->submitted, true);
+    if (status == NIB_OK) {
+      nib_uses_add(&staging->storage->deferred.uses, stream, ++stream->submitted, true);
+      nib_access access = { staging, true, "tensor", NULL };
+      NIB_TELL(device->runtime, NIB_OBSERVED_WORK, .operation = "tensor:write", .device = device, .stream = stream->id,
+               .accesses = &access, .access_count = 1);
+    }
   }
   if (status == NIB_OK) status = nib_tensor_copy(stream, tensor, staging);
   nib_tensor_release(staging);
@@ -317,7 +324,10 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
   nib_status status = nib_enter(device->runtime);
   if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:wait");
   if (status != NIB_OK) return status;
-  return nib_uses_wait(device, &tensor->storage->deferred.uses, true, timeout_us);
+  status = nib_uses_wait_writes(device, &tensor->storage->deferred.uses, timeout_us);
+  if (status != NIB_OK) return status;
+  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:wait", .device = device, .storage = tensor->storage->id);
+  return nib_take_trouble(device, NULL);
 }
 
 static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
@@ -325,12 +335,8 @@ static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(
   body(argument, 0, count);
 }
 
-nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t timeout_us) {
+nib_status nib_fetch(nib_tensor *tensor, void *data, size_t bytes) {
   nib_device *device = nib_tensor_dev(tensor);
-  nib_status status = nib_enter(device->runtime);
-  if (status == NIB_OK) status = check_bytes("tensor:read", tensor, bytes);
-  if (status == NIB_OK) status = nib_tensor_wait(tensor, timeout_us);
-  if (status != NIB_OK || bytes == 0) return status;
   bool compact = nib_tensor_is_contiguous(tensor);
   if (device->backend->host_memory) {
     if (compact) {
@@ -348,10 +354,20 @@ nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t
   }
   if (compact) return device->backend->download(device, data, nib_tensor_data(tensor), bytes);
   nib_tensor *packed;
-  status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
+  nib_status status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
   if (status != NIB_OK) return status;
   status = nib_tensor_copy(device->default_stream, packed, tensor);
-  if (status == NIB_OK) status = nib_tensor_read(packed, data, bytes, -1);
+  if (status == NIB_OK) status = nib_uses_wait_writes(device, &packed->storage->deferred.uses, -1);
+  if (status == NIB_OK) status = device->backend->download(device, data, nib_tensor_data(packed), bytes);
   nib_tensor_release(packed);
+  return status;
+}
+
+nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t timeout_us) {
+  nib_status status = nib_enter(nib_tensor_runtime(tensor));
+  if (status == NIB_OK) status = check_bytes("tensor:read", tensor, bytes);
+  if (status == NIB_OK) status = nib_tensor_wait(tensor, timeout_us);
+  if (status == NIB_OK && bytes > 0) status = nib_fetch(tensor, data, bytes);
+  if (status == NIB_OK) nib_tell_host("tensor:read", tensor, false);
   return status;
 }

@@ -70,7 +70,10 @@ void nib_storage_retain(struct nib_storage *storage) { storage->references++; }
 
 void nib_storage_release(struct nib_storage *storage) {
   if (--storage->references > 0) return;
-  storage->deferred.device->memory.used_bytes -= storage->bytes;
+  nib_device *device = storage->deferred.device;
+  NIB_TELL(device->runtime, NIB_OBSERVED_STORAGE_FREED, .operation = "storage", .device = device, .storage = storage->id,
+           .bytes = storage->bytes);
+  device->memory.used_bytes -= storage->bytes;
   nib_defer(&storage->deferred);
 }
 
@@ -101,6 +104,7 @@ static nib_status storage_create(nib_device *device, size_t bytes, struct nib_st
   storage->deferred.device = device;
   storage->deferred.destroy = storage_destroy;
   storage->bytes = bytes;
+  storage->id = ++rt->last_id;
   storage->references = 1;
   storage->next = device->storages;
   if (storage->next) storage->next->previous = storage;
@@ -110,6 +114,7 @@ static nib_status storage_create(nib_device *device, size_t bytes, struct nib_st
   if (device->memory.reserved_bytes > device->memory.peak_bytes) device->memory.peak_bytes = device->memory.reserved_bytes;
   nib_handle_added(rt);
   *out = storage;
+  NIB_TELL(rt, NIB_OBSERVED_STORAGE_CREATED, .operation = "storage", .device = device, .storage = storage->id, .bytes = bytes);
   return NIB_OK;
 }
 
@@ -195,6 +200,8 @@ nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, 
 void nib_tensor_release(nib_tensor *tensor) {
   if (!tensor) return;
   nib_runtime *rt = nib_tensor_runtime(tensor);
+  NIB_TELL(rt, NIB_OBSERVED_TENSOR_RELEASED, .operation = "tensor:close", .device = nib_tensor_dev(tensor),
+           .storage = tensor->storage->id, .handles = tensor->storage->references - tensor->storage->pins - 1);
   nib_storage_release(tensor->storage);
   nib_free(rt, tensor, sizeof *tensor);
   nib_handle_removed(rt);
@@ -210,6 +217,9 @@ int64_t nib_tensor_numel(const nib_tensor *tensor) { return nib_shape_numel(tens
 void *nib_tensor_data(const nib_tensor *tensor) {
   return tensor->storage->data ? (char *)tensor->storage->data + tensor->offset_bytes : NULL;
 }
+
+uint64_t nib_tensor_storage(const nib_tensor *tensor) { return tensor->storage->id; }
+int64_t nib_tensor_offset_bytes(const nib_tensor *tensor) { return tensor->offset_bytes; }
 
 bool nib_tensor_is_contiguous(const nib_tensor *tensor) {
   int64_t stride = 1;
