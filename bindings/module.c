@@ -202,6 +202,8 @@ static const luaL_Reg functions[] = {
   { "range", range },
   { "observe", nib_lua_observe },
   { "peek", nib_lua_peek },
+  { "check", nib_lua_check_mode },
+  { "check_reports", nib_lua_check_reports },
   { "compile", nib_lua_compile },
   { "module", nib_lua_load_module },
   { "stream", nib_lua_new_stream },

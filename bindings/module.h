@@ -97,6 +97,8 @@ void nib_lua_tell(lua_State *L);
 void nib_lua_forget_observed(nib_lua_state *state);
 int nib_lua_observe(lua_State *L);
 int nib_lua_peek(lua_State *L);
+int nib_lua_check_mode(lua_State *L);
+int nib_lua_check_reports(lua_State *L);
 /* Where a C function could raise an error: tells what was observed to the observers. Their errors are raised. */
 #define NIB_LUA_OBSERVED(L)                                               \
   do {                                                                    \

@@ -1,4 +1,4 @@
-/* nibble.observe and nibble.peek: the runtime's observer for Lua functions.
+/* nibble.observe, nibble.peek, nibble.check: the runtime's observer for Lua functions.
  *
  * The runtime calls its observer in the middle of its functions, where no Lua code may run. So what it tells is copied into a
  * list, and told to Lua where a C function of the module could raise an error anyway (NIB_LUA_OBSERVED). */
@@ -311,4 +311,26 @@ int nib_lua_peek(lua_State *L) {
   lua_pushnil(L);
   nib_lua_push_message(L, "peek", status);
   return 2;
+}
+
+/* Calls require "nibble.checker", and its function of a name with what is on the stack. */
+static int call_checker(lua_State *L, const char *name) {
+  lua_getglobal(L, "require");
+  lua_pushliteral(L, "nibble.checker");
+  lua_call(L, 1, 1);
+  lua_getfield(L, -1, name);
+  lua_insert(L, 1);
+  lua_pop(L, 1);
+  lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);
+  return lua_gettop(L);
+}
+
+int nib_lua_check_mode(lua_State *L) {
+  NIB_LUA_OBSERVED(L);
+  return call_checker(L, "check");
+}
+
+int nib_lua_check_reports(lua_State *L) {
+  NIB_LUA_OBSERVED(L); /* what an error has kept from being told */
+  return call_checker(L, "reports");
 }
