@@ -118,10 +118,6 @@ nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t 
   nib_device *device = view.storage->deferred.device;
   status = nib_check_not_capturing(device, "peek");
   if (status != NIB_OK || empty) return status;
-  void (*observe)(void *user, const nib_observation *observation) = rt->observe;
-  rt->observe = NULL;
   status = nib_uses_wait_writes(device, &view.storage->deferred.uses, -1);
-  if (status == NIB_OK) status = nib_fetch(&view, data, bytes);
-  rt->observe = observe;
-  return status;
+  return status == NIB_OK ? nib_fetch(&view, data, bytes) : status;
 }

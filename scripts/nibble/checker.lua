@@ -142,6 +142,15 @@ function on.synchronized(self, o)
   end
 end
 
+function on.stream_released(self, o) self.clocks:release(o.stream) end
+
+function on.stream_created(self)
+  local gone = self.clocks:retire()
+  if not gone then return end
+  self.memory:forget(gone)
+  for stream in pairs(gone) do self.devices[stream] = nil end
+end
+
 function on.capture_begin(self, o) self.graphs:begin(o) end
 function on.capture_end(self, o) self.graphs:finish(o) end
 function on.capture_abort(self, o) self.graphs:abort(o) end

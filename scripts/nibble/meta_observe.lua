@@ -62,4 +62,30 @@ function nibble.observe(fn, name) end
 ---@return string? message
 function nibble.peek(access) end
 
+-------------------------------------------------------------------------------------------------------------- checking
+
+---@class nibble.report_operation
+---@field name string     "tensor:copy"
+---@field where? string   "FILE:LINE"; of what a graph does: of the capture
+---@field replay? string  "FILE:LINE" of the replay
+
+---@class nibble.report
+---@field kind "race"|"unwritten"|"duplicate slot"|"owned twice"|"freed page"|"shared page"|"closed"|"unjoined"
+---@field message string   what is wrong, in one line
+---@field operation nibble.report_operation
+---@field other? nibble.report_operation  that which it collides with
+---@field text string      "check: KIND: MESSAGE" and a line for each of both, as it is printed
+
+--- Checked mode: reports, once each, accesses of two streams (or of the host, or of nodes of a graph) that nothing orders, reads of
+--- bytes that nothing wrote, slots that are twice in a call, pages that are not the request's own (`pages.watch`), replays that
+--- read a closed tensor, and streams that are not joined in a capture. scripts/nibble/checker.lua says what each means.
+--- true: on, anew, and reports go to standard error. A function: on, and it gets each report; its errors are errors of the call
+--- that is at fault. false: off; the reports stay. Turn it on before the first tensor: older ones count as written and ordered.
+---@param mode boolean|fun(report: nibble.report)
+function nibble.check(mode) end
+
+--- What was found since checked mode was turned on last.
+---@return nibble.report[]
+function nibble.check_reports() end
+
 return nibble

@@ -8,14 +8,14 @@ local clocks = {}
 clocks.__index = clocks
 
 function clocks.new()
-  return setmetatable({ host = {}, host_changes = 0, streams = {}, events = {} }, clocks)
+  return setmetatable({ host = {}, host_changes = 0, streams = {}, events = {}, released = {} }, clocks)
 end
 
 -- A clock that also knows of everything up to a point.
-local function joined(clock, point)
+local function joined(self, clock, point)
   local result
   local function raise(stream, epoch)
-    if (result or clock)[stream] and (result or clock)[stream] >= epoch then return end
+    if not self.streams[stream] or ((result or clock)[stream] or 0) >= epoch then return end
     if not result then
       result = {}
       for s, e in pairs(clock) do result[s] = e end
@@ -34,7 +34,7 @@ function clocks:stream(id)
     stream = { epoch = 0, clock = self.host, host_changes = self.host_changes }
     self.streams[id] = stream
   elseif stream.host_changes ~= self.host_changes then
-    stream.clock = joined(stream.clock, { stream = id, epoch = 0, clock = self.host })
+    stream.clock = joined(self, stream.clock, { stream = id, epoch = 0, clock = self.host })
     stream.host_changes = self.host_changes
   end
   return stream
@@ -61,12 +61,12 @@ end
 -- From now on the stream's work comes after a point.
 function clocks:order(id, point)
   local stream = self:stream(id)
-  stream.clock = joined(stream.clock, point)
+  stream.clock = joined(self, stream.clock, point)
 end
 
 -- From now on everything does.
 function clocks:host_waits(point)
-  local clock = joined(self.host, point)
+  local clock = joined(self, self.host, point)
   if clock == self.host then return end
   self.host, self.host_changes = clock, self.host_changes + 1
 end
@@ -74,6 +74,31 @@ end
 function clocks:wait(id, event)
   local point = self.events[event] -- none: recorded before there was a checker
   if point then self:order(id, point) end
+end
+
+function clocks:release(id)
+  if self.streams[id] then self.released[id] = true end
+end
+
+-- Forgets released streams all of whose work the host has waited for: it comes before all that is still to come. Returns them
+-- as a set, or nil while there are only a few. Whoever remembers their work must forget it too.
+function clocks:retire()
+  local gone, count = {}, 0
+  for id in pairs(self.released) do
+    if (self.host[id] or 0) >= self.streams[id].epoch then gone[id], count = true, count + 1 end
+  end
+  if count < 16 then return nil end
+  local function without(clock)
+    local kept = {}
+    for id, epoch in pairs(clock) do
+      if not gone[id] then kept[id] = epoch end
+    end
+    return kept
+  end
+  for id in pairs(gone) do self.streams[id], self.released[id] = nil, nil end
+  self.host = without(self.host)
+  for _, stream in pairs(self.streams) do stream.clock = without(stream.clock) end
+  return gone
 end
 
 -- How much of a stream's work comes before a point.

@@ -10,6 +10,7 @@ local clocks = require "nibble.checker.clocks"
 local memory = {}
 memory.__index = memory
 
+local MOST_VIEWS = 1024
 local LONGEST = 1024 -- accesses of one stream that are remembered for a storage; races with older ones are not seen
 
 --- `report(kind, operation, other, message)` takes what is found.
@@ -21,7 +22,7 @@ end
 function memory:storage(id)
   local storage = self.storages[id]
   if not storage then
-    storage = { logs = {}, writers = {}, views = {} }
+    storage = { logs = {}, writers = {}, views = { count = 0 } }
     self.storages[id] = storage
   end
   return storage
@@ -29,7 +30,8 @@ end
 
 function memory:created(id, bytes, where)
   -- written: a set of bytes; nil: all. fresh: the same, but emptied of a page when a pool's page changes hands; nil: no pool.
-  self.storages[id] = { logs = {}, writers = {}, views = {}, bytes = bytes, written = bytes > 0 and {} or nil, where = where }
+  self.storages[id] = { logs = {}, writers = {}, views = { count = 0 }, bytes = bytes, written = bytes > 0 and {} or nil,
+    where = where }
 end
 
 function memory:freed(id)
@@ -44,8 +46,13 @@ end
 function memory:spans(item)
   if item.exact then return item.spans() end
   local views, key = self:storage(item.view.storage).views, view_key(item.view)
-  if views[key] == nil then views[key] = item.spans() or false end
-  return views[key] or nil
+  local known = views[key]
+  if known == nil then
+    if views.count == MOST_VIEWS then views = { count = 0 } end
+    known, views.count = item.spans() or false, views.count + 1
+    views[key], self:storage(item.view.storage).views = known, views
+  end
+  return known or nil
 end
 
 ----------------------------------------------------------------------------------------------------------- the order
@@ -126,11 +133,15 @@ function memory:check_order(operation, items)
   end
 end
 
-local function trim(log, settled)
-  local kept = {}
+-- The log without what the host has waited for, what newer entries stand for, and more than is wanted.
+local function trimmed(log, settled)
+  local kept = { last = {}, newest = log.newest }
   for i = math.max(1, #log - LONGEST // 2), #log do
     local entry = log[i]
-    if not entry.dead and entry.operation.point.epoch > settled then kept[#kept + 1] = entry end
+    if not entry.dead and entry.operation.point.epoch > settled then
+      kept[#kept + 1] = entry
+      if entry.key then kept.last[entry.key] = entry end
+    end
   end
   return kept
 end
@@ -145,20 +156,26 @@ function memory:remember(operation, items)
       storage.logs[point.stream] = log
     end
     if #log >= LONGEST or #log % 64 == 63 then
-      local kept = trim(log, self.clocks.host[point.stream] or 0)
-      kept.last, kept.newest = log.last, log.newest
-      log, storage.logs[point.stream] = kept, kept
+      log = trimmed(log, self.clocks.host[point.stream] or 0)
+      storage.logs[point.stream] = log
     end
     self.serial = (self.serial or 0) + 1
     local entry = { operation = operation, item = item, serial = self.serial }
     if not item.exact then -- the same view once more: the newer access says all that the older one did
       local key = view_key(item.view) .. verb(item)
       if log.last[key] then log.last[key].dead = true end
-      log.last[key] = entry
+      log.last[key], entry.key = entry, key
     end
     log[#log + 1] = entry
     log.newest = point.epoch
     if item.write or item.touch then storage.writers[point.stream] = point end
+  end
+end
+
+--- Forgets all about some streams (a set).
+function memory:forget(streams)
+  for _, storage in pairs(self.storages) do
+    for stream in pairs(streams) do storage.logs[stream], storage.writers[stream] = nil, nil end
   end
 end
 
