@@ -219,9 +219,9 @@ nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64
 
 /* ---- observe.c ---- */
 /* Tells the observer, if there is one. */
-void nib_tell(nib_runtime *rt, const nib_observation *observation);
+void nib_tell(nib_runtime *rt, const nib_observation *observation) __attribute__((cold));
 void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
-                   int32_t access_count, int32_t node);
+                   int32_t access_count, int32_t node) __attribute__((cold));
 void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write);
 #define NIB_TELL(rt, ...)                                          \
   do {                                                             \
