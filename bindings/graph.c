@@ -19,14 +19,16 @@ static bool capture(lua_State *L, const char *operation, int stream_index, nib_c
   NIB_LUA_DO(L, operation, nib_capture_begin(stream, mode));
   if (nib_lua_call_in_scope(L, &scope, 0, 0) != LUA_OK) {
     nib_capture_abort(stream);
-    lua_error(L);
+    lua_error(L); /* the observers hear of it later: the script's error goes first */
   }
   if (is_update && !nib_lua_is_open(object)) {
     nib_capture_abort(stream);
     nib_lua_expected(L, operation, "self", 1, "a graph that stays open during its update");
   }
   nib_status status = nib_capture_end(stream, &object->graph, &in_place);
-  if (status != NIB_OK) nib_lua_raise(L, operation, status);
+  if (status != NIB_OK) nib_lua_push_message(L, operation, status); /* an observer's calls could change it */
+  NIB_LUA_OBSERVED(L);
+  if (status != NIB_OK) luaL_error(L, "%s", lua_tostring(L, -1));
   return in_place;
 }
 

@@ -19,6 +19,8 @@ static const char usage[] =
   "usage: nibble                    a prompt, or the program on standard input\n"
   "       nibble FILE [ARGUMENTS]   run a script (- is standard input)\n"
   "       nibble -e CODE [ARGUMENTS]\n"
+  "       nibble --check FILE ...   the same, or --check -e CODE: reports races, reads of unwritten memory and misused pages;\n"
+  "                                 status 1 when there are any (scripts/nibble/checker.lua says more)\n"
   "       nibble devices            what can be computed on, and what cannot and why\n"
   "       nibble scenario list      scenarios to run and check (nibble scenario --help)\n"
   "       nibble --version\n"
@@ -299,6 +301,29 @@ static int open_state(lua_State *L) {
   return 0;
 }
 
+/* Turns checked mode on, and leaves on the stack what gives the exit status at the end. */
+static int start_check(lua_State *L) {
+  lua_getglobal(L, "require");
+  lua_pushliteral(L, "nibble.checker");
+  lua_call(L, 1, 1);
+  lua_getfield(L, -1, "command");
+  lua_call(L, 0, 1);
+  return 1;
+}
+
+/* The status, or that of checked mode, whose function is at an index. */
+static int checked_status(lua_State *L, int finish, int status) {
+  lua_pushvalue(L, finish);
+  lua_pushinteger(L, status);
+  if (nib_command_call(L, 1, 1) != LUA_OK) {
+    nib_command_report(L, "nibble: ");
+    return EXIT_FAILURE;
+  }
+  status = (int)lua_tointeger(L, -1);
+  lua_pop(L, 1);
+  return status;
+}
+
 /* Sets `arg`: words[0] is the script, at index 0; what comes before has negative indices. */
 static void set_arguments(lua_State *L, char **words, int count, int before) {
   lua_createtable(L, count, before);
@@ -347,6 +372,13 @@ int main(int argc, char **argv) {
   atexit(check_output);
   enum action action = PROMPT;
   int first = 1; /* the word that is the script, the code or the subcommand */
+  bool check = argc > 1 && strcmp(argv[1], "--check") == 0;
+  if (check) {
+    if (argc < 3 || (argv[2][0] == '-' && argv[2][1] != '\0' && strcmp(argv[2], "-e") != 0 && strcmp(argv[2], "--") != 0))
+      return misuse("--check wants a file or -e CODE after it", "");
+    argv++; /* as if it were not there */
+    argc--;
+  }
   if (argc > 1) {
     const char *word = argv[1];
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
@@ -360,7 +392,7 @@ int main(int argc, char **argv) {
         return misuse("-e wants code", "");
       action = CODE;
       first = 2;
-    } else if (strcmp(word, "devices") == 0) {
+    } else if (!check && strcmp(word, "devices") == 0) {
       if (argc > 2)
         return misuse("devices takes no arguments, got ", argv[2]);
       action = DEVICES;
@@ -389,6 +421,13 @@ int main(int argc, char **argv) {
   }
   lua_pushcfunction(L, open_state);
   int status = run(L, LUA_OK, NULL, 0);
+  if (status == EXIT_SUCCESS && check) {
+    lua_pushcfunction(L, start_check);
+    if (nib_command_call(L, 0, 1) != LUA_OK) {
+      nib_command_report(L, "nibble: ");
+      status = EXIT_FAILURE;
+    }
+  }
   if (status == EXIT_SUCCESS) {
     int count = argc > first ? argc - first : 0;
     set_arguments(L, argv + first, count, first);
@@ -411,6 +450,8 @@ int main(int argc, char **argv) {
         status = run(L, luaL_loadbuffer(L, module_code, sizeof module_code - 1, "=nibble"), argv + first, count);
         break;
     }
+    if (check)
+      status = checked_status(L, 1, status);
   }
   lua_close(L);
   return status;

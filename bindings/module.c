@@ -200,6 +200,10 @@ static const luaL_Reg functions[] = {
   { "synchronize", synchronize },
   { "check_faults", check_faults },
   { "range", range },
+  { "observe", nib_lua_observe },
+  { "peek", nib_lua_peek },
+  { "check", nib_lua_check_mode },
+  { "check_reports", nib_lua_check_reports },
   { "compile", nib_lua_compile },
   { "module", nib_lua_load_module },
   { "stream", nib_lua_new_stream },
@@ -254,6 +258,8 @@ static int close_state(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
   nib_runtime *runtime = state->runtime;
   state->runtime = NULL;
+  nib_runtime_observe(runtime, NULL, NULL);
+  nib_lua_forget_observed(state);
   nib_runtime_close(runtime);
   while (state->blocks) {
     struct nib_lua_block *block = state->blocks;
@@ -296,6 +302,8 @@ int luaopen_nibble(lua_State *L) {
   lua_setiuservalue(L, state_index, NIB_LUA_SCOPES);
   lua_newtable(L);
   lua_setiuservalue(L, state_index, NIB_LUA_DEFAULT_STREAMS);
+  lua_newtable(L);
+  lua_setiuservalue(L, state_index, NIB_LUA_OBSERVERS);
   static const char tick[] = "local x = 0 for i = 1, 3 do x = x + i end return x";
   if (luaL_loadbufferx(L, tick, sizeof tick - 1, "=nibble", "t") != LUA_OK) return lua_error(L);
   lua_setiuservalue(L, state_index, NIB_LUA_TICK);

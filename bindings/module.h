@@ -54,6 +54,10 @@ typedef struct nib_lua_state {
   int fresh_streams;    /* made since then: each has a thread or more of the driver */
   uint64_t next_seed;
   int busy; /* Lua code runs (a finalizer or a hook) while a C function of the module holds handles */
+  struct nib_lua_observation *observed, *observed_last; /* not told to Lua's observers yet */
+  bool observations_lost;
+  bool telling;    /* observers run: what they do themselves is not observed */
+  bool collecting; /* the collector releases a handle */
 } nib_lua_state;
 
 /* User values of the state: the classes' metatables are at 1 + class. */
@@ -62,7 +66,8 @@ enum {
   NIB_LUA_SCOPES,                           /* array of the streams of the running scopes */
   NIB_LUA_DEFAULT_STREAMS,                  /* by device */
   NIB_LUA_TICK,                             /* see nib_lua_tick */
-  NIB_LUA_USER_VALUES = NIB_LUA_TICK
+  NIB_LUA_OBSERVERS,                        /* array of names and functions in turn */
+  NIB_LUA_USER_VALUES = NIB_LUA_OBSERVERS
 };
 
 #define NIB_LUA_SLICE_US 50000 /* how long a wait keeps Lua's hooks from running */
@@ -87,6 +92,19 @@ void nib_lua_tick(lua_State *L);
 /* Refuses what needs values, or waits, while a stream of the device captures. */
 void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_device *device);
 
+/* ---- observe.c ---- */
+void nib_lua_tell(lua_State *L);
+void nib_lua_forget_observed(nib_lua_state *state);
+int nib_lua_observe(lua_State *L);
+int nib_lua_peek(lua_State *L);
+int nib_lua_check_mode(lua_State *L);
+int nib_lua_check_reports(lua_State *L);
+/* Where a C function could raise an error: tells what was observed to the observers. Their errors are raised. */
+#define NIB_LUA_OBSERVED(L)                                               \
+  do {                                                                    \
+    if (nib_lua_get_state(L)->observed) nib_lua_tell(L);                  \
+  } while (0)
+
 /* Evaluates `call`; once more after a collection if memory has run out; raises an error if it fails. */
 #define NIB_LUA_DO(L, operation, call)                                    \
   do {                                                                    \
@@ -96,6 +114,7 @@ void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_devic
       status_ = (call);                                                   \
     }                                                                     \
     if (status_ != NIB_OK) nib_lua_raise(L, operation, status_);          \
+    NIB_LUA_OBSERVED(L);                                                  \
   } while (0)
 
 /* Evaluates `call`, which uses the variable `timeout_us`, until it is not NIB_TIMEOUT; raises an error if it fails. */
@@ -108,6 +127,7 @@ void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_devic
       timeout_us = NIB_LUA_SLICE_US;                                      \
     }                                                                     \
     if (status_ != NIB_OK) nib_lua_raise(L, operation, status_);          \
+    NIB_LUA_OBSERVED(L);                                                  \
   } while (0)
 
 /* ---- object.c ---- */

@@ -68,10 +68,12 @@ static void close_object(lua_State *L, nib_lua_object *object) {
         nib_lua_argument_error(L, "stream:close", "self",
                                "a stream whose scopes have ended, got the stream of a running scope");
   }
-  if (state->busy || lua_gc(L, LUA_GCCOUNT) < 0)
+  if (state->busy || lua_gc(L, LUA_GCCOUNT) < 0) {
     object->closed = true;
-  else
-    nib_lua_release(object);
+    return;
+  }
+  nib_lua_release(object);
+  NIB_LUA_OBSERVED(L);
 }
 
 /* ---- Methods and metamethods of all classes: upvalues are the state, the methods and the class ------------------- */
@@ -95,12 +97,14 @@ static int object_close(lua_State *L) {
 
 static int object_gc(lua_State *L) {
   nib_lua_object *object = own_object(L, "gc");
-  const nib_lua_state *state = nib_lua_get_state(L);
+  nib_lua_state *state = nib_lua_get_state(L);
   if (object->class == NIB_LUA_STREAM && object->handle && state->runtime && is_default_stream(object)) return 0;
+  state->collecting = true;
   if (state->runtime)
     nib_lua_release(object);
   else
     object->handle = NULL; /* the state has given back everything */
+  state->collecting = false;
   return 0;
 }
 

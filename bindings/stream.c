@@ -137,6 +137,7 @@ static nib_event *check_waitable(lua_State *L, const char *operation, const char
 static int event_query(lua_State *L) {
   nib_status status = nib_event_synchronize(check_waitable(L, "event:query", "self", 1), 0);
   if (status != NIB_OK && status != NIB_TIMEOUT) nib_lua_raise(L, "event:query", status);
+  NIB_LUA_OBSERVED(L);
   lua_pushboolean(L, status == NIB_OK);
   return 1;
 }

@@ -69,6 +69,13 @@ static int tensor_numel(lua_State *L) {
   return 1;
 }
 
+static int tensor_storage(lua_State *L) {
+  const nib_tensor *self = check_self(L, "tensor:storage");
+  lua_pushinteger(L, (lua_Integer)nib_tensor_storage(self));
+  lua_pushinteger(L, nib_tensor_offset_bytes(self));
+  return 2;
+}
+
 static int tensor_is_contiguous(lua_State *L) {
   lua_pushboolean(L, nib_tensor_is_contiguous(check_self(L, "tensor:is_contiguous")));
   return 1;
@@ -292,6 +299,7 @@ static int tensor_save(lua_State *L) {
     return 2;
   }
   if (status != NIB_OK) return nib_lua_raise(L, "tensor:save", status);
+  NIB_LUA_OBSERVED(L);
   lua_pushboolean(L, true);
   return 1;
 }
@@ -300,6 +308,7 @@ static const luaL_Reg methods[] = {
   { "stride", tensor_stride },
   { "dim", tensor_dim },
   { "numel", tensor_numel },
+  { "storage", tensor_storage },
   { "is_contiguous", tensor_is_contiguous },
   { "narrow", tensor_narrow },
   { "select", tensor_select },

@@ -278,6 +278,7 @@ static int load(lua_State *L) {
   }
   if (status == NIB_FORMAT) return luaL_error(L, "%s (in %s)", nib_lua_push_message(L, "load", status), path);
   if (status != NIB_OK) return nib_lua_raise(L, "load", status);
+  NIB_LUA_OBSERVED(L);
   nib_lua_account(L, object->tensor);
   if (make.pinned) { /* its file is read into ordinary memory */
     const nib_tensor *read = object->tensor;

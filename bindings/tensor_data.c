@@ -200,6 +200,7 @@ int nib_lua_tensor_bytes(lua_State *L) {
   nib_status status = nib_tensor_read(self, data, bytes, -1);
   if (status != NIB_OK) return nib_lua_raise(L, "tensor:bytes", status);
   luaL_pushresultsize(&buffer, bytes);
+  NIB_LUA_OBSERVED(L);
   return 1;
 }
 
@@ -258,6 +259,7 @@ int nib_lua_tensor_index(lua_State *L) {
   if (status == NIB_OK) status = nib_tensor_read(element, bits, nib_dtype_bytes(dtype), -1);
   nib_tensor_release(element);
   if (status != NIB_OK) return nib_lua_raise(L, "tensor:index", status);
+  NIB_LUA_OBSERVED(L);
   nib_lua_push_number(L, nib_element_to_number(dtype, bits));
   return 1;
 }

@@ -18,6 +18,7 @@ static nib_status open_elements(nib_tensor *tensor, struct elements *out) {
   if (status != NIB_OK || out->bytes == 0) return status;
   if (nib_tensor_dev(tensor)->backend->host_memory && nib_tensor_is_contiguous(tensor)) {
     out->data = nib_tensor_data(tensor);
+    nib_tell_host("tensor:read", tensor, false);
     return NIB_OK;
   }
   out->owned = nib_allocate(rt, out->bytes);

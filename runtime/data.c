@@ -115,7 +115,7 @@ nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number va
       params.stride[params.ndim++] = stride;
     }
   }
-  struct nib_access access = { tensor, true };
+  nib_access access = { tensor, true, "tensor", NULL };
   return nib_launch(stream, "tensor:fill", NIB_KERNEL_FILL, &params, sizeof params, &access, 1);
 }
 
@@ -175,7 +175,7 @@ static nib_status transfer(nib_stream *stream, const char *name, nib_tensor *des
   struct nib_transfer move = { nib_tensor_data(destination), nib_tensor_data(source), compact_bytes(destination),
                                from->backend->host_memory || from == stream->device ? NULL : from };
   struct nib_work work = { .name = name, .kernel = NIB_WORK_TRANSFER, .params = &move, .bytes = sizeof move };
-  struct nib_access accesses[] = { { destination, true }, { source, false } };
+  nib_access accesses[] = { { destination, true, "destination", NULL }, { source, false, "source", NULL } };
   return nib_submit(stream, "tensor:copy", &work, accesses, 2);
 }
 
@@ -189,6 +189,7 @@ static nib_status follow_uses(nib_stream *stream, nib_tensor *tensor, bool write
     nib_status status = other->capture ? nib_check_not_capturing(other->device, "tensor:copy") : NIB_OK;
     if (status == NIB_OK) status = stream->device->backend->follow(stream, other, ticket);
     if (status != NIB_OK) return status;
+    nib_tell_follow(stream, other);
   }
   return NIB_OK;
 }
@@ -215,6 +216,12 @@ static nib_status copy_pinned(nib_stream *stream, nib_tensor *destination, nib_t
   return status;
 }
 
+static nib_status follow(nib_stream *stream, nib_stream *other) {
+  nib_status status = stream->device->backend->follow(stream, other, other->submitted);
+  if (status == NIB_OK) nib_tell_follow(stream, other);
+  return status;
+}
+
 /* Between two GPUs: work of `to`, and in its order also of `from`, so that later work there may overwrite the source. */
 static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
   nib_tensor *packed = NULL, *landing = NULL;
@@ -228,10 +235,10 @@ static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *des
   if (status == NIB_OK && land) status = nib_tensor_create(to->device, destination->dtype, source->ndim, source->shape, &landing);
   if (status == NIB_OK && pack) status = follow_uses(from, source, true);
   if (status == NIB_OK && pack) status = nib_tensor_copy(from, packed, source);
-  if (status == NIB_OK) status = to->device->backend->follow(to, from, from->submitted);
+  if (status == NIB_OK) status = follow(to, from);
   if (status == NIB_OK && !pack) status = follow_uses(to, source, true);
   if (status == NIB_OK) status = transfer(to, "copy from device", land ? landing : destination, pack ? packed : source);
-  if (status == NIB_OK && !pack) status = from->device->backend->follow(from, to, to->submitted);
+  if (status == NIB_OK && !pack) status = follow(from, to);
   if (status == NIB_OK && land) status = nib_tensor_copy(to, destination, landing);
   nib_tensor_release(packed);
   nib_tensor_release(landing);
@@ -296,7 +303,7 @@ static nib_status copy_here(nib_stream *stream, nib_tensor *destination, nib_ten
   if (nib_tensor_same_view(destination, source)) return nib_check_stream(stream, "tensor:copy");
   if (nib_tensor_overlaps(destination, source)) return copy_overlapping(stream, destination, source);
   struct nib_copy_params params = copy_params(destination, view);
-  struct nib_access accesses[] = { { destination, true }, { source, false } };
+  nib_access accesses[] = { { destination, true, "destination", NULL }, { source, false, "source", NULL } };
   return nib_launch(stream, "tensor:copy", NIB_KERNEL_COPY, &params, sizeof params, accesses, 2);
 }
 
@@ -368,7 +375,7 @@ nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib_number 
     .start_real = start.is_float ? start.real : (double)start.integer,
     .step_real = step.is_float ? step.real : (double)step.integer,
   };
-  struct nib_access access = { tensor, true };
+  nib_access access = { tensor, true, "tensor", NULL };
   return nib_launch(stream, "arange", NIB_KERNEL_ARANGE, &params, sizeof params, &access, 1);
 }
 
@@ -376,7 +383,7 @@ static nib_status launch_random(nib_stream *stream, const char *operation, nib_t
   params.out = nib_tensor_data(tensor);
   params.type = (int32_t)tensor->dtype;
   params.count = nib_tensor_numel(tensor);
-  struct nib_access access = { tensor, true };
+  nib_access access = { tensor, true, "tensor", NULL };
   return nib_launch(stream, operation, NIB_KERNEL_RANDOM, &params, sizeof params, &access, 1);
 }
 
@@ -432,8 +439,12 @@ nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *
   if (status != NIB_OK || bytes == 0) return status;
   /* No work ever knew this memory, so that there is no order to keep. */
   if (nib_tensor_is_contiguous(tensor) && tensor->storage->deferred.uses.capacity == 0) {
-    if (!device->backend->host_memory) return device->backend->upload(device, nib_tensor_data(tensor), data, bytes);
-    memcpy(nib_tensor_data(tensor), data, bytes);
+    if (device->backend->host_memory)
+      memcpy(nib_tensor_data(tensor), data, bytes);
+    else
+      status = device->backend->upload(device, nib_tensor_data(tensor), data, bytes);
+    if (status != NIB_OK) return status;
+    nib_tell_host("tensor:write", tensor, true);
     return NIB_OK;
   }
   nib_tensor *staging;
@@ -449,7 +460,17 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
   nib_status status = nib_enter(device->runtime);
   if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:wait");
   if (status != NIB_OK) return status;
-  return nib_uses_wait(device, &tensor->storage->deferred.uses, true, timeout_us);
+  struct nib_uses *uses = &tensor->storage->deferred.uses;
+  status = nib_uses_wait_writes(device, uses, timeout_us);
+  if (status != NIB_OK) return status;
+  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:wait", .device = device, .storage = tensor->storage->id);
+  status = nib_take_trouble(device, NULL);
+  for (int32_t i = 0; status == NIB_OK && i < uses->count; i++) { /* and of GPUs that copied into pinned memory */
+    nib_device *writer = uses->items[i].stream->device;
+    if (writer != device && uses->items[i].write > 0) status = nib_take_trouble(writer, NULL);
+  }
+  nib_uses_idle(uses);
+  return status;
 }
 
 static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
@@ -457,12 +478,8 @@ static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(
   body(argument, 0, count);
 }
 
-nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t timeout_us) {
+static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   nib_device *device = nib_tensor_dev(tensor);
-  nib_status status = nib_enter(device->runtime);
-  if (status == NIB_OK) status = check_bytes("tensor:read", tensor, bytes);
-  if (status == NIB_OK) status = nib_tensor_wait(tensor, timeout_us);
-  if (status != NIB_OK || bytes == 0) return status;
   bool compact = nib_tensor_is_contiguous(tensor);
   if (device->backend->host_memory) {
     if (compact) {
@@ -481,11 +498,29 @@ nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t
   if (compact) return device->backend->download(device, data, nib_tensor_data(tensor), bytes);
   nib_tensor *packed = NULL;
   nib_stream *idle = NULL; /* so that it waits for this copy alone */
-  status = nib_stream_create(device, 0, &idle);
+  nib_status status = nib_stream_create(device, 0, &idle);
   if (status == NIB_OK) status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
   if (status == NIB_OK) status = nib_tensor_copy(idle, packed, tensor);
   if (status == NIB_OK) status = nib_tensor_read(packed, data, bytes, -1);
   nib_tensor_release(packed);
   nib_stream_release(idle);
+  return status;
+}
+
+nib_status nib_fetch(nib_tensor *tensor, void *data, size_t bytes) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
+  void (*observe)(void *user, const nib_observation *observation) = rt->observe;
+  rt->observe = NULL; /* how the elements come here is nobody's affair */
+  nib_status status = fetch(tensor, data, bytes);
+  rt->observe = observe;
+  return status;
+}
+
+nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t timeout_us) {
+  nib_status status = nib_enter(nib_tensor_runtime(tensor));
+  if (status == NIB_OK) status = check_bytes("tensor:read", tensor, bytes);
+  if (status == NIB_OK) status = nib_tensor_wait(tensor, timeout_us);
+  if (status == NIB_OK && bytes > 0) status = nib_fetch(tensor, data, bytes);
+  if (status == NIB_OK) nib_tell_host("tensor:read", tensor, false);
   return status;
 }

@@ -35,7 +35,10 @@ static void plan_destroy(struct nib_deferred *self) {
     nib_module_release(plan->nodes[i].module);
     nib_free(rt, plan->nodes[i].deps, sizeof(int32_t) * (size_t)plan->nodes[i].dep_count);
   }
-  for (int32_t i = 0; i < plan->pin_count; i++) nib_storage_release(plan->pins[i].storage);
+  for (int32_t i = 0; i < plan->pin_count; i++) {
+    plan->pins[i].storage->pins--;
+    nib_storage_release(plan->pins[i].storage);
+  }
   nib_free(rt, plan->order, sizeof *plan->order * (size_t)plan->node_count);
   nib_free(rt, plan->nodes, sizeof *plan->nodes * (size_t)plan->node_capacity);
   nib_free(rt, plan->marks, (size_t)plan->mark_capacity);
@@ -71,11 +74,13 @@ static bool pin(nib_runtime *rt, struct nib_plan *plan, struct nib_storage *stor
     }
   if (!grow(rt, (void **)&plan->pins, plan->pin_count, &plan->pin_capacity, sizeof *plan->pins)) return false;
   nib_storage_retain(storage);
+  storage->pins++;
   plan->pins[plan->pin_count++] = (struct nib_pin){ storage, write };
   return true;
 }
 
-nib_status nib_record(nib_stream *stream, const struct nib_work *work, const struct nib_access *accesses, int32_t access_count) {
+nib_status nib_record(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
+                      int32_t access_count) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
   struct nib_plan *plan = stream->capture->plan;
@@ -111,6 +116,7 @@ nib_status nib_record(nib_stream *stream, const struct nib_work *work, const str
   stream->frontier[0] = plan->node_count;
   stream->frontier_count = 1;
   plan->nodes[plan->node_count++] = node;
+  if (rt->observe) nib_tell_work(stream, operation, work, accesses, access_count, plan->node_count - 1);
   return NIB_OK;
 }
 
@@ -168,6 +174,7 @@ nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   capture->plan = plan;
   device->capture = stream->capture = capture;
   stream->frontier_count = 0;
+  NIB_TELL(rt, NIB_OBSERVED_CAPTURE_BEGIN, .operation = "stream:capture", .device = device, .stream = stream->id, .capture = capture->id);
   return NIB_OK;
 }
 
@@ -194,10 +201,17 @@ void nib_capture_close(nib_device *device) {
   nib_reap(device, 0); /* what was released during the capture */
 }
 
+static void tell_abort(const nib_stream *stream, uint64_t capture, uint64_t unjoined) {
+  NIB_TELL(stream->device->runtime, NIB_OBSERVED_CAPTURE_ABORT, .operation = "stream:capture", .device = stream->device,
+           .stream = stream->id, .capture = capture, .unjoined = unjoined);
+}
+
 void nib_capture_abort(nib_stream *stream) {
   nib_device *device = stream->device;
   if (device->runtime->closed || nib_is_forked(device->runtime)) return;
-  if (device->capture && device->capture->origin == stream) nib_capture_close(device);
+  if (!device->capture || device->capture->origin != stream) return;
+  tell_abort(stream, device->capture->id, 0);
+  nib_capture_close(device);
 }
 
 /* The first stream that has work which the origin does not wait for. */
@@ -239,10 +253,12 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
                       "stream:capture: stream: expected every stream that joined the capture to be joined back (by an event that stream "
                       "%llu waits for), got stream %llu with work that is not",
                       (unsigned long long)stream->id, (unsigned long long)loose->id);
+    tell_abort(stream, device->capture->id, loose->id);
     nib_capture_close(device);
     return status;
   }
   struct nib_plan *plan = device->capture->plan, *old = *graph ? (*graph)->plan : NULL;
+  uint64_t capture_id = device->capture->id;
   status = device->backend->capture_end(stream, plan);
   close_capture(device);
   nib_reap(device, 0);
@@ -252,6 +268,7 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   if (status == NIB_OK) status = device->backend->plan_prepare(device, plan, old);
   if (status != NIB_OK) {
     nib_free(rt, created, sizeof *created);
+    tell_abort(stream, capture_id, 0);
     nib_defer(&plan->deferred);
     return status;
   }
@@ -260,10 +277,12 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
     (*graph)->plan = plan;
     nib_defer(&old->deferred);
   } else {
-    *created = (nib_graph){ device, plan };
+    *created = (nib_graph){ device, plan, ++rt->last_id };
     nib_handle_added(rt);
     *graph = created;
   }
+  NIB_TELL(rt, NIB_OBSERVED_CAPTURE_END, .operation = old ? "graph:update" : "stream:capture", .device = device, .stream = stream->id,
+           .capture = capture_id, .graph = (*graph)->id);
   return NIB_OK;
 }
 
@@ -272,6 +291,7 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
 void nib_graph_release(nib_graph *graph) {
   if (!graph) return;
   nib_runtime *rt = graph->device->runtime;
+  NIB_TELL(rt, NIB_OBSERVED_GRAPH_RELEASED, .operation = "graph:close", .device = graph->device, .graph = graph->id);
   nib_defer(&graph->plan->deferred);
   nib_free(rt, graph, sizeof *graph);
   nib_handle_removed(rt);
@@ -302,7 +322,7 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
     return nib_fail(rt, NIB_INVALID, "graph:replay: stream: expected a stream of %s, got one of %s", device->info.name,
                     stream->device->info.name);
   struct nib_plan *plan = graph->plan;
-  if (plan->node_count == 0) return NIB_OK;
+  if (plan->node_count == 0) return NIB_OK; /* nothing that could be observed */
   status = nib_graph_wait(graph, -1);
   if (status == NIB_OK) status = nib_uses_reserve(rt, &plan->deferred.uses);
   for (int32_t i = 0; status == NIB_OK && i < plan->pin_count; i++)
@@ -313,6 +333,7 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
   nib_uses_add(&plan->deferred.uses, stream, stream->submitted, true);
   for (int32_t i = 0; i < plan->pin_count; i++)
     nib_uses_add(&plan->pins[i].storage->deferred.uses, stream, stream->submitted, plan->pins[i].write);
+  NIB_TELL(rt, NIB_OBSERVED_REPLAY, .operation = "graph:replay", .device = device, .stream = stream->id, .graph = graph->id);
   return NIB_OK;
 }
 

@@ -32,8 +32,9 @@ struct nib_storage {
   struct nib_storage *next, *previous; /* all storages of the device that hold memory */
   void *data;
   size_t bytes;
-  int32_t references;
-  nib_device *pinned_by; /* of the CPU's: the GPU whose driver gave the memory; NULL: ordinary */
+  uint64_t id;
+  int32_t references, pins; /* pins: references that are graphs' */
+  nib_device *pinned_by;    /* of the CPU's: the GPU whose driver gave the memory; NULL: ordinary */
 };
 
 struct nib_tensor {
@@ -62,6 +63,7 @@ struct nib_stream {
 struct nib_event {
   struct nib_deferred deferred;
   nib_stream *stream;
+  uint64_t id;
   uint64_t ticket;
   int64_t time_ns;     /* written by the device when the work before the event is done */
   void *impl;          /* the device's */
@@ -107,6 +109,7 @@ struct nib_capture {
 struct nib_graph {
   nib_device *device;
   struct nib_plan *plan;
+  uint64_t id;
 };
 
 struct nib_device {
@@ -139,7 +142,9 @@ struct nib_runtime {
   const volatile char *own_process; /* 1 in that process, 0 in a child; NULL: ask for the id */
   bool closed;
   int64_t handles; /* objects that hosts hold */
-  uint64_t last_stream_id, last_capture_id;
+  uint64_t last_stream_id, last_capture_id, last_id; /* last_id: of storages, events and graphs */
+  void (*observe)(void *user, const nib_observation *observation);
+  void *observe_user;
   struct nib_ranges ranges;
   char error[1024];
 };
@@ -217,22 +222,34 @@ static inline nib_runtime *nib_tensor_runtime(const nib_tensor *t) { return t->s
 static inline nib_device *nib_tensor_dev(const nib_tensor *t) { return t->storage->deferred.device; }
 
 /* ---- stream.c ---- */
-struct nib_access {
-  nib_tensor *tensor; /* NULL entries are skipped */
-  bool write;
-};
 /* Queues a kernel on the stream, or records it when the stream captures. `operation` is for messages. */
 nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params, size_t bytes,
-                      const struct nib_access *accesses, int32_t access_count);
-nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const struct nib_access *accesses,
+                      const nib_access *accesses, int32_t access_count);
+nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
                       int32_t access_count);
 /* Refuses streams that cannot take work now: another capture is open on their device and they have not joined it. */
 nib_status nib_check_stream(nib_stream *stream, const char *operation);
 nib_status nib_stream_open_default(nib_device *device);
-/* Reports trouble of `device` and of the devices whose streams it waited for. */
-nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us);
+/* Waits for what writes, on any device. Refused while one of those that still do captures. */
+nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64_t timeout_us);
 /* Waits for the CPU's work on pinned memory, and for no GPU's. */
 nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64_t timeout_us);
+
+/* ---- observe.c ---- */
+/* Tells the observer, if there is one. */
+void nib_tell(nib_runtime *rt, const nib_observation *observation) __attribute__((cold));
+void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
+                   int32_t access_count, int32_t node) __attribute__((cold));
+/* `stream` comes after what `other` has queued so far, without an event that anybody sees. */
+void nib_tell_follow(nib_stream *stream, nib_stream *other);
+void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write);
+#define NIB_TELL(rt, ...)                                          \
+  do {                                                             \
+    if ((rt)->observe) nib_tell(rt, &(nib_observation){ __VA_ARGS__, .node = -1 }); \
+  } while (0)
+
+/* ---- data.c ---- */
+nib_status nib_fetch(nib_tensor *tensor, void *data, size_t bytes); /* the elements, row-major, once their writers are done */
 
 /* ---- module.c ---- */
 void nib_module_retain(nib_module *module);
@@ -240,7 +257,8 @@ void nib_modules_close(nib_device *device); /* unloads what hosts still hold: th
 struct nib_uses *nib_module_uses(nib_module *module);
 
 /* ---- graph.c ---- */
-nib_status nib_record(nib_stream *stream, const struct nib_work *work, const struct nib_access *accesses, int32_t access_count);
+nib_status nib_record(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
+                      int32_t access_count);
 nib_status nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count);
 void nib_capture_close(nib_device *device); /* ends an open capture without a result */
 extern const char *const nib_kernel_names[NIB_KERNEL_COUNT];

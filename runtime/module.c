@@ -205,10 +205,10 @@ nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, c
   if (desc->argument_count < 0 || desc->argument_count > NIB_MAX_ARGUMENTS)
     return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d arguments, got %d", NIB_MAX_ARGUMENTS, (int)desc->argument_count);
   status = check_extents(rt, kernel, desc);
-  struct nib_access accesses[NIB_MAX_ARGUMENTS];
+  nib_access accesses[NIB_MAX_ARGUMENTS];
   for (int32_t i = 0; status == NIB_OK && i < desc->argument_count; i++) {
     nib_tensor *tensor = desc->arguments[i].tensor;
-    accesses[i] = (struct nib_access){ tensor, true }; /* what a kernel does with a pointer is its own affair */
+    accesses[i] = (nib_access){ .tensor = tensor, .write = true }; /* what a kernel does with a pointer is its own affair */
     if (tensor && nib_tensor_dev(tensor) != device)
       status = nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected tensors on %s, got one on %s as argument %lld", device->info.name,
                         nib_tensor_dev(tensor)->info.name, (long long)i + rt->config.index_base);

@@ -218,6 +218,10 @@ NIB_API bool nib_tensor_is_contiguous(const nib_tensor *tensor);
 NIB_API bool nib_tensor_is_pinned(const nib_tensor *tensor); /* false in ordinary memory */
 /* The first element, in the device's address space. Reading or writing through it is the caller's to order. */
 NIB_API void *nib_tensor_data(const nib_tensor *tensor);
+/* A number that all views of a storage share and that no other storage of the runtime has had, and where in the storage the
+ * first element lies. */
+NIB_API uint64_t nib_tensor_storage(const nib_tensor *tensor);
+NIB_API int64_t nib_tensor_offset_bytes(const nib_tensor *tensor);
 /* The same device memory, first element, dtype, shape and strides. */
 NIB_API bool nib_tensor_same_view(const nib_tensor *a, const nib_tensor *b);
 
@@ -355,6 +359,80 @@ NIB_API int32_t nib_graph_node_deps(const nib_graph *graph, int32_t node, const 
 NIB_API nib_status nib_graph_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
 /* The same as the driver sees it, with everything that it tells about each node; nib_graph_dot's where there is no driver. */
 NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
+
+/* ---- Observing ------------------------------------------------------------------------------------------------------
+ * For checkers and tracers: a function that is told what was done, in the order in which it was done, by functions that
+ * succeeded. It runs inside the nib_ function, on its thread, and may call no nib_ function but those that take const pointers.
+ * What it is given is valid until it returns; names are literals, but for a user's `kernel`. Accesses of the host's own, through nib_tensor_data, are not seen. */
+
+/* X(symbol, name): the fields that are set besides `operation` and `device` */
+#define NIB_OBSERVATION_LIST(X)                                                                                            \
+  X(WORK, "work")                       /* queued on `stream`, or recorded as `node` of `capture`: `kernel`, `accesses`, ... */ \
+  X(EVENT_RECORD, "event_record")       /* `event` on `stream`, inside `capture` */                                        \
+  X(STREAM_WAIT, "stream_wait")         /* `stream` waits for `event`; it joins `capture` */                               \
+  X(SYNCHRONIZED, "synchronized")       /* the host waited for `stream`, `event` or the writers of `storage`; else the device */ \
+  X(HOST_READ, "host_read")             /* `accesses`; by the host itself, now */                                          \
+  X(HOST_WRITE, "host_write")                                                                                              \
+  X(CAPTURE_BEGIN, "capture_begin")     /* `capture` on `stream` */                                                        \
+  X(CAPTURE_END, "capture_end")         /* `capture` on `stream` is what `graph` does from now on */                       \
+  X(CAPTURE_ABORT, "capture_abort")     /* `unjoined`: the stream that made it fail, or 0 */                               \
+  X(REPLAY, "replay")                   /* `graph` queued on `stream` */                                                   \
+  X(STORAGE_CREATED, "storage_created") /* `storage` of `bytes` */                                                         \
+  X(STORAGE_FREED, "storage_freed")     /* nothing but queued work can use `storage` any more */                           \
+  X(TENSOR_RELEASED, "tensor_released") /* `storage` has `handles` tensors left (graphs keep it too) */                    \
+  X(EVENT_RELEASED, "event_released")                                                                                      \
+  X(GRAPH_RELEASED, "graph_released")                                                                                      \
+  X(STREAM_CREATED, "stream_created")                                                                                      \
+  X(STREAM_RELEASED, "stream_released")
+
+typedef enum nib_observation_kind {
+#define X(symbol, name) NIB_OBSERVED_##symbol,
+  NIB_OBSERVATION_LIST(X)
+#undef X
+  NIB_OBSERVATION_COUNT
+} nib_observation_kind;
+
+/* A tensor that work reads or writes: all of it, or the elements that the operation's index tensors and lengths say. */
+typedef struct nib_access {
+  const nib_tensor *tensor; /* NULL: an argument that was not given */
+  bool write;
+  const char *parameter; /* as in error messages: "paged_kv_cache (K)"; NULL: an argument of a kernel of your own */
+  const char *kv_layout; /* "NHD" or "HND" of a paged cache, else NULL */
+} nib_access;
+
+typedef struct nib_attribute {
+  const char *name; /* of a parameter: "max_kv_len", "inverse", "apply_q_rope", "compress_ratio" */
+  int64_t value;
+  bool is_boolean;
+} nib_attribute;
+
+typedef struct nib_observation {
+  nib_observation_kind kind;
+  const char *operation; /* as in error messages */
+  const char *kernel;    /* as nib_graph_node_name gives it; a function of nib_stream_call has none */
+  bool user_kernel;      /* `write` means that the accesses are not known: read, written or neither */
+  const nib_device *device;
+  uint64_t stream, event, graph, capture, storage; /* numbers, unique in the runtime among their kind; 0: none */
+  uint64_t unjoined;                               /* a stream's number */
+  uint64_t bytes;
+  int64_t handles;
+  int32_t node; /* from 0; -1: none */
+  int32_t dep_count;
+  const int32_t *deps; /* the nodes that it waits for, ascending */
+  const nib_access *accesses;
+  int32_t access_count, attribute_count;
+  const nib_attribute *attributes;
+} nib_observation;
+
+NIB_API const char *nib_observation_name(nib_observation_kind kind); /* "work", ... */
+/* One function for a runtime; NULL ends it. */
+NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *user, const nib_observation *observation), void *user);
+
+/* A look at what a storage holds, by number: the elements of a view, row-major, into `bytes` bytes (exactly its size). It waits
+ * for what was queued to write the storage; no observer, and no order between streams, knows of it, and what a wait would report
+ * stays to be reported. STATE when the storage is gone, CAPTURING during a capture on its device. */
+NIB_API nib_status nib_peek(nib_runtime *runtime, uint64_t storage, nib_dtype dtype, int64_t offset_bytes, int32_t ndim,
+                            const int64_t *shape, const int64_t *stride, void *data, size_t bytes);
 
 /* ---- Kernels of your own (CUDA devices) ------------------------------------------------------------------------------ */
 

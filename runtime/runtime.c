@@ -337,6 +337,7 @@ nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us) {
     status = device->backend->wait(stream, stream->submitted, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
   }
+  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "synchronize", .device = device);
   nib_reap(device, 0);
   return nib_take_trouble(device, NULL);
 }

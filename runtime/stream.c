@@ -21,6 +21,7 @@ static nib_status open_stream(nib_device *device, int32_t priority, nib_stream *
       stream->released = false;
       stream->id = ++rt->last_stream_id;
       *out = stream;
+      NIB_TELL(rt, NIB_OBSERVED_STREAM_CREATED, .operation = "stream", .device = device, .stream = stream->id);
       return NIB_OK;
     }
   nib_stream *stream = nib_allocate_zero(rt, sizeof *stream);
@@ -34,6 +35,7 @@ static nib_status open_stream(nib_device *device, int32_t priority, nib_stream *
   }
   add_stream(stream);
   *out = stream;
+  NIB_TELL(rt, NIB_OBSERVED_STREAM_CREATED, .operation = "stream", .device = device, .stream = stream->id);
   return NIB_OK;
 }
 
@@ -87,6 +89,7 @@ void nib_stream_release(nib_stream *stream) {
   nib_runtime *rt = stream->device->runtime;
   stream->released = true;
   if (stream->wrapped && !stream->capture && !rt->closed && !nib_is_forked(rt)) stream->device->backend->stream_unwrap(stream);
+  NIB_TELL(rt, NIB_OBSERVED_STREAM_RELEASED, .operation = "stream:close", .device = stream->device, .stream = stream->id);
   nib_handle_removed(rt);
 }
 
@@ -119,12 +122,12 @@ nib_status nib_check_stream(nib_stream *stream, const char *operation) {
 
 /* ---- Work ---------------------------------------------------------------------------------------------------------- */
 
-nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const struct nib_access *accesses,
+nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
                       int32_t access_count) {
   nib_device *device = stream->device;
   nib_status status = nib_check_stream(stream, operation);
   if (status != NIB_OK) return status;
-  if (stream->capture) return nib_record(stream, work, accesses, access_count);
+  if (stream->capture) return nib_record(stream, operation, work, accesses, access_count);
   for (int32_t i = 0; i < access_count; i++) {
     if (!accesses[i].tensor) continue;
     status = nib_uses_reserve(device->runtime, &accesses[i].tensor->storage->deferred.uses);
@@ -138,11 +141,12 @@ nib_status nib_submit(nib_stream *stream, const char *operation, const struct ni
     if (accesses[i].tensor)
       nib_uses_add(&accesses[i].tensor->storage->deferred.uses, stream, stream->submitted, accesses[i].write);
   if (work->module) nib_uses_add(nib_module_uses(work->module), stream, stream->submitted, false);
+  if (device->runtime->observe) nib_tell_work(stream, operation, work, accesses, access_count, -1);
   return NIB_OK;
 }
 
 nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params, size_t bytes,
-                      const struct nib_access *accesses, int32_t access_count) {
+                      const nib_access *accesses, int32_t access_count) {
   struct nib_work work = { .name = nib_kernel_names[kernel], .kernel = kernel, .params = params, .bytes = bytes };
   return nib_submit(stream, operation, &work, accesses, access_count);
 }
@@ -151,8 +155,10 @@ nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user
   nib_status status = nib_check_stream(stream, "stream:call");
   if (status == NIB_OK) status = nib_check_not_capturing(stream->device, "stream:call");
   if (status == NIB_OK) status = stream->device->backend->call(stream, function, user);
-  if (status == NIB_OK) stream->submitted++;
-  return status;
+  if (status != NIB_OK) return status;
+  stream->submitted++;
+  NIB_TELL(stream->device->runtime, NIB_OBSERVED_WORK, .operation = "stream:call", .device = stream->device, .stream = stream->id);
+  return NIB_OK;
 }
 
 /* ---- Waiting ------------------------------------------------------------------------------------------------------- */
@@ -163,43 +169,40 @@ nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:synchronize");
   if (status == NIB_OK) status = device->backend->wait(stream, stream->submitted, timeout_us);
   if (status != NIB_OK) return status;
+  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "stream:synchronize", .device = device, .stream = stream->id);
   nib_reap(device, 0);
   return nib_take_trouble(device, stream);
 }
 
-nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us) {
+nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64_t timeout_us) {
   int64_t start = uses->count ? nib_now_us() : 0;
-  nib_status status;
   for (int32_t i = 0; i < uses->count; i++) {
     struct nib_use *use = &uses->items[i];
-    uint64_t ticket = writes_only || use->write > use->read ? use->write : use->read;
     nib_device *user = use->stream->device;
-    if (ticket == 0) continue;
-    if (user != device && !user->backend->reached(use->stream, ticket)) /* a query or a wait could break its capture */
-      if ((status = nib_check_not_capturing(user, "tensor:wait")) != NIB_OK) return status;
-    status = user->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
+    if (use->write == 0) continue;
+    if (user != device && !user->backend->reached(use->stream, use->write)) { /* a query or a wait could break its capture */
+      nib_status status = nib_check_not_capturing(user, "tensor:wait");
+      if (status != NIB_OK) return status;
+    }
+    nib_status status = user->backend->wait(use->stream, use->write, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
   }
-  status = nib_take_trouble(device, NULL);
-  for (int32_t i = 0; status == NIB_OK && i < uses->count; i++) {
-    nib_device *user = uses->items[i].stream->device;
-    if (user != device && (uses->items[i].write > 0 || !writes_only)) status = nib_take_trouble(user, NULL);
-  }
-  nib_uses_idle(uses);
-  return status;
+  return NIB_OK;
 }
 
 nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64_t timeout_us) {
   nib_device *cpu = storage->deferred.device;
   struct nib_uses *uses = &storage->deferred.uses;
   int64_t start = uses->count ? nib_now_us() : 0;
-  nib_status status = NIB_OK;
-  for (int32_t i = 0; status == NIB_OK && i < uses->count; i++) {
+  for (int32_t i = 0; i < uses->count; i++) {
     struct nib_use *use = &uses->items[i];
     uint64_t ticket = writes_only || use->write > use->read ? use->write : use->read;
-    if (use->stream->device == cpu) status = cpu->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
+    if (use->stream->device != cpu || ticket == 0) continue;
+    nib_status status = cpu->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
+    if (status != NIB_OK) return status;
+    NIB_TELL(cpu->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:copy", .device = cpu, .stream = use->stream->id);
   }
-  return status;
+  return NIB_OK;
 }
 
 /* ---- Events -------------------------------------------------------------------------------------------------------- */
@@ -224,6 +227,7 @@ nib_status nib_event_record(nib_stream *stream, nib_event **out) {
   if (!event) return nib_fail_memory(rt, "event", sizeof *event);
   event->deferred.device = device;
   event->deferred.destroy = event_destroy;
+  event->id = ++rt->last_id;
   event->stream = stream;
   if (stream->capture) {
     size_t bytes = sizeof *event->frontier * (size_t)stream->frontier_count;
@@ -250,14 +254,24 @@ nib_status nib_event_record(nib_stream *stream, nib_event **out) {
   }
   nib_handle_added(rt);
   *out = event;
+  NIB_TELL(rt, NIB_OBSERVED_EVENT_RECORD, .operation = "stream:record", .device = device, .stream = stream->id, .event = event->id,
+           .capture = event->capture_id);
   return NIB_OK;
 }
 
 void nib_event_release(nib_event *event) {
-  if (event) nib_defer(&event->deferred);
+  if (!event) return;
+  nib_device *device = nib_event_device(event);
+  NIB_TELL(device->runtime, NIB_OBSERVED_EVENT_RELEASED, .operation = "event:close", .device = device, .event = event->id);
+  nib_defer(&event->deferred);
 }
 
 nib_device *nib_event_device(const nib_event *event) { return event->deferred.device; }
+
+static void tell_wait(const nib_stream *stream, const nib_event *event) {
+  NIB_TELL(stream->device->runtime, NIB_OBSERVED_STREAM_WAIT, .operation = "stream:wait", .device = stream->device,
+           .stream = stream->id, .event = event->id, .capture = event->capture_id);
+}
 
 /* Between GPUs the driver does it; where the CPU is one of the two, the calling thread waits. */
 static nib_status wait_across(nib_stream *stream, nib_event *event) {
@@ -285,16 +299,22 @@ nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
   if (status != NIB_OK) return status;
   if (nib_event_device(event)->runtime != rt)
     return nib_fail(rt, NIB_INVALID, "stream:wait: event: expected an event of the same runtime, got one of another");
-  if (nib_event_device(event) != device) return wait_across(stream, event);
+  if (nib_event_device(event) != device) {
+    status = wait_across(stream, event);
+    if (status == NIB_OK) tell_wait(stream, event);
+    return status;
+  }
   if (event->capture_id == 0) {
     if (stream->capture)
       return nib_fail(rt, NIB_CAPTURING,
                       "stream:wait: event: expected an event recorded inside the capture, got one recorded before it (wait for it "
                       "before the capture)");
     status = nib_check_stream(stream, "stream:wait");
-    if (status != NIB_OK || event->stream == stream || device->backend->reached(event->stream, event->ticket)) return status;
-    status = device->backend->event_wait(stream, event);
-    if (status == NIB_OK) stream->submitted++;
+    if (status == NIB_OK && event->stream != stream && !device->backend->reached(event->stream, event->ticket)) {
+      status = device->backend->event_wait(stream, event);
+      if (status == NIB_OK) stream->submitted++;
+    }
+    if (status == NIB_OK) tell_wait(stream, event);
     return status;
   }
   if (!device->capture || device->capture->id != event->capture_id)
@@ -304,6 +324,7 @@ nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
   if (status != NIB_OK) return status;
   status = nib_frontier_join(stream, event->frontier, event->frontier_count);
   if (status == NIB_OK && device->backend->captures_natively) status = device->backend->event_wait(stream, event);
+  if (status == NIB_OK) tell_wait(stream, event);
   return status;
 }
 
@@ -320,7 +341,9 @@ nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us) {
   nib_device *device = nib_event_device(event);
   nib_status status = check_waitable(event, "event:synchronize");
   if (status == NIB_OK) status = device->backend->wait(event->stream, event->ticket, timeout_us);
-  return status != NIB_OK ? status : nib_take_trouble(device, event->stream);
+  if (status != NIB_OK) return status;
+  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "event:synchronize", .device = device, .event = event->id);
+  return nib_take_trouble(device, event->stream);
 }
 
 nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds) {

@@ -77,7 +77,10 @@ void nib_storage_retain(struct nib_storage *storage) { storage->references++; }
 
 void nib_storage_release(struct nib_storage *storage) {
   if (--storage->references > 0) return;
-  storage->deferred.device->memory.used_bytes -= storage->bytes;
+  nib_device *device = storage->deferred.device;
+  NIB_TELL(device->runtime, NIB_OBSERVED_STORAGE_FREED, .operation = "storage", .device = device, .storage = storage->id,
+           .bytes = storage->bytes);
+  device->memory.used_bytes -= storage->bytes;
   nib_defer(&storage->deferred);
 }
 
@@ -114,6 +117,7 @@ static nib_status storage_create(nib_device *device, nib_device *pinned_by, size
   storage->deferred.destroy = storage_destroy;
   storage->pinned_by = pinned_by;
   storage->bytes = bytes;
+  storage->id = ++rt->last_id;
   storage->references = 1;
   storage->next = device->storages;
   if (storage->next) storage->next->previous = storage;
@@ -123,6 +127,7 @@ static nib_status storage_create(nib_device *device, nib_device *pinned_by, size
   if (device->memory.reserved_bytes > device->memory.peak_bytes) device->memory.peak_bytes = device->memory.reserved_bytes;
   nib_handle_added(rt);
   *out = storage;
+  NIB_TELL(rt, NIB_OBSERVED_STORAGE_CREATED, .operation = "storage", .device = device, .storage = storage->id, .bytes = bytes);
   return NIB_OK;
 }
 
@@ -227,6 +232,8 @@ nib_status nib_tensor_create_pinned(nib_runtime *rt, nib_dtype dtype, int32_t nd
 void nib_tensor_release(nib_tensor *tensor) {
   if (!tensor) return;
   nib_runtime *rt = nib_tensor_runtime(tensor);
+  NIB_TELL(rt, NIB_OBSERVED_TENSOR_RELEASED, .operation = "tensor:close", .device = nib_tensor_dev(tensor),
+           .storage = tensor->storage->id, .handles = tensor->storage->references - tensor->storage->pins - 1);
   nib_storage_release(tensor->storage);
   nib_free(rt, tensor, sizeof *tensor);
   nib_handle_removed(rt);
@@ -244,6 +251,8 @@ void *nib_tensor_data(const nib_tensor *tensor) {
 }
 
 bool nib_tensor_is_pinned(const nib_tensor *tensor) { return tensor->storage->pinned_by != NULL; }
+uint64_t nib_tensor_storage(const nib_tensor *tensor) { return tensor->storage->id; }
+int64_t nib_tensor_offset_bytes(const nib_tensor *tensor) { return tensor->offset_bytes; }
 
 bool nib_tensor_is_contiguous(const nib_tensor *tensor) {
   int64_t stride = 1;

@@ -41,9 +41,23 @@ describe("nibble #quick", function()
   it("--help lists every way to call it", function()
     local result = nibble("--help")
     ended_well(result, result.stdout)
-    for _, words in ipairs { "nibble FILE", "nibble %-e CODE", "nibble devices", "nibble scenario list", "%-%-version", "%-%-help" } do
+    for _, words in ipairs { "nibble FILE", "nibble %-e CODE", "nibble %-%-check FILE", "nibble devices", "nibble scenario list",
+      "%-%-version", "%-%-help" } do
       assert.matches(words, result.stdout)
     end
+  end)
+
+  it("--check ends with status 1 when there is something to report, however the script ends", function()
+    local read = "nibble.empty(1):item() "
+    local report = "^check: unwritten: [^\n]*\n  %(code%):1: tensor:read\n  %(code%):1: the storage\n"
+    for code, status in pairs { [read] = 1, [read .. "os.exit()"] = 1, [read .. "os.exit(true, true)"] = 1,
+      [read .. "os.exit(3)"] = 3, [read .. "os.exit(false)"] = 1 } do
+      failed(nibble("--check -e '" .. code .. "'"), status, report .. "nibble: 1 report of %-%-check\n$")
+    end
+    failed(nibble("--check -e '" .. read .. "error(\"no\", 0)'"), 1, report .. "nibble: no\n.*nibble: 1 report of %-%-check\n$")
+    failed(nibble("--check -e 'os.exit(4)'"), 4, "^$")
+    ended_well(nibble("--check -e 'print(...)' 1 2"), "1\t2\n")
+    ended_well(nibble("--check scripts/examples/quantize_block.lua >/dev/null"), "")
   end)
 
   describe("says in one line what is wrong with its arguments, and returns 2:", function()
@@ -53,6 +67,8 @@ describe("nibble #quick", function()
       ["-e"] = "%-e wants code",
       ["--"] = "%-%- wants a file",
       ["devices cpu"] = "devices takes no arguments, got cpu",
+      ["--check"] = "%-%-check wants a file or %-e CODE",
+      ["--check --version"] = "%-%-check wants a file or %-e CODE",
     } do
       it("nibble " .. arguments, function() failed(nibble(arguments), 2, "^nibble: " .. message .. "[^\n]*\n$") end)
     end

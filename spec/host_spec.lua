@@ -59,6 +59,10 @@ describe("a host in C", function()
     run("allocator")
   end)
 
+  it("may observe what is done, and look at what a storage holds", function()
+    run("observe")
+  end)
+
   it("may cap the memory of tensors, and gets messages of one line each", function()
     run("memory_cap")
   end)

@@ -206,8 +206,9 @@ describe("require without a usable GPU #quick", function()
   end)
 end)
 
-describe("the type annotations in scripts/nibble/meta.lua #quick", function()
-  local text = process.read(process.root .. "scripts/nibble/meta.lua")
+describe("the type annotations in scripts/nibble/meta.lua and meta_observe.lua #quick", function()
+  local folder = process.root .. "scripts/nibble/"
+  local text = process.read(folder .. "meta.lua") .. process.read(folder .. "meta_observe.lua")
 
   -- Names that the file declares: functions of the module ("zeros", "page.x"), methods and fields by class.
   local functions, methods, fields = {}, {}, {}

@@ -52,6 +52,15 @@ describe("README.md's", function()
     assert.are.equal((shown:gsub("%s+", " ")), (" " .. result.stdout:gsub("%s+", " ")))
   end)
 
+  it("race is reported as it shows #quick", function()
+    local code, shown = text:match("\n## Checked mode.-```lua\n(.-)```\n\n    %$ nibble %-%-check race.lua\n(    .-\n)\n%f[^\n ]")
+    write(folder .. "/race.lua", code)
+    local result = process.run(("cd %s && %s --check race.lua 2>&1"):format(folder, quote(process.command())))
+    assert.are.equal(1, result.status)
+    local function plain(said) return (" " .. said):gsub("%s+", " "):gsub("on stream %d+", "on stream N") end
+    assert.are.equal(plain(shown), plain(result.stdout))
+  end)
+
   it("host is C11 and C++, and prints what it says", function()
     local line, code = text:match("\n    (cc [^\n]*)\n\n```c\n(.-)```")
     local shown = assert(code:match("/%* (%x%x [%x ]*) %*/"))

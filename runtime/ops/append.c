@@ -58,8 +58,13 @@ nib_status nib_append(nib_stream *stream, const nib_append_desc *desc) {
   params.type = (int32_t)key->dtype;
   params.fault = stream->device->fault;
   if (params.rows == 0 || params.heads == 0 || params.num_pages == 0) return NIB_OK;
-  struct nib_access accesses[] = { { desc->append_key, false },     { desc->append_value, false },   { desc->slot_mapping, false },
-                                   { desc->k_scale.tensor, false }, { desc->v_scale.tensor, false }, { &k, true },
-                                   { &v, true },                    { &k_sf, true },                 { &v_sf, true } };
+  const char *layout = nib_layout_name(desc->kv_layout);
+  const nib_access accesses[] = {
+    { desc->append_key, false, "append_key", NULL },     { desc->append_value, false, "append_value", NULL },
+    { desc->slot_mapping, false, "slot_mapping", NULL }, { desc->k_scale.tensor, false, "k_scale", NULL },
+    { desc->v_scale.tensor, false, "v_scale", NULL },    { &k, true, "paged_kv_cache (K)", layout },
+    { &v, true, "paged_kv_cache (V)", layout },          { &k_sf, true, "kv_cache_sf (K)", layout },
+    { &v_sf, true, "kv_cache_sf (V)", layout },
+  };
   return nib_launch(stream, c.operation, NIB_KERNEL_APPEND, &params, sizeof params, accesses, 9);
 }

@@ -40,6 +40,7 @@ struct nib_axes {
   int32_t token, head;
 };
 struct nib_axes nib_layout_axes(nib_layout layout);
+static inline const char *nib_layout_name(nib_layout layout) { return layout == NIB_HND ? "HND" : "NHD"; }
 
 /* Sizes of a paged cache; -1 is not known yet and taken from the tensor. */
 struct nib_pool {

@@ -64,15 +64,13 @@ nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc) {
   params.num_pages = pool.pages;
   params.type = (int32_t)out_k->dtype;
   if (batch == 0 || max_seq_len == 0 || pool.heads == 0 || pool.pages == 0) return NIB_OK;
-  struct nib_access accesses[] = { { &k, false },
-                                   { &v, false },
-                                   { &k_sf, false },
-                                   { &v_sf, false },
-                                   { desc->block_tables, false },
-                                   { desc->seq_lens, false },
-                                   { desc->k_scale, false },
-                                   { desc->v_scale, false },
-                                   { desc->output_k, true },
-                                   { desc->output_v, true } };
+  const char *layout = nib_layout_name(desc->kv_layout);
+  const nib_access accesses[] = {
+    { &k, false, "paged_kv_cache (K)", layout },         { &v, false, "paged_kv_cache (V)", layout },
+    { &k_sf, false, "kv_cache_sf (K)", layout },         { &v_sf, false, "kv_cache_sf (V)", layout },
+    { desc->block_tables, false, "block_tables", NULL }, { desc->seq_lens, false, "seq_lens", NULL },
+    { desc->k_scale, false, "k_scale", NULL },           { desc->v_scale, false, "v_scale", NULL },
+    { desc->output_k, true, "output_k", NULL },          { desc->output_v, true, "output_v", NULL },
+  };
   return nib_launch(stream, c.operation, NIB_KERNEL_DEQUANTIZE, &params, sizeof params, accesses, 10);
 }

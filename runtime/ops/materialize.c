@@ -82,9 +82,17 @@ nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc,
     params.num_pages = pool.pages;
     params.num_out_pages = num_pages;
     params.fault = stream->device->fault;
-    struct nib_access accesses[] = { { desc->k_cache, false },        { desc->v_cache, false },        { desc->k_block_scales, false },
-                                     { desc->v_block_scales, false }, { desc->block_tables, false },   { desc->seq_lens, false },
-                                     { desc->kv_page_indptr, false }, { out, true },                   { table, true } };
+    const nib_access accesses[] = {
+      { desc->k_cache, false, "k_cache", "HND" },
+      { desc->v_cache, false, "v_cache", "HND" },
+      { desc->k_block_scales, false, "k_block_scales", "HND" },
+      { desc->v_block_scales, false, "v_block_scales", "HND" },
+      { desc->block_tables, false, "block_tables", NULL },
+      { desc->seq_lens, false, "seq_lens", NULL },
+      { desc->kv_page_indptr, false, "kv_page_indptr", NULL },
+      { out, true, desc->out ? "out" : "kv_cache_fp8", NULL },
+      { table, true, "fp8_block_tables", NULL },
+    };
     status = nib_launch(stream, c.operation, NIB_KERNEL_MATERIALIZE, &params, sizeof params, accesses, 9);
   }
   if (status != NIB_OK) {

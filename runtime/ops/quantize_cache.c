@@ -28,6 +28,7 @@ static nib_status launch_half(struct nib_check *c, nib_layout layout, struct hal
   nib_stream *stream = c->stream;
   nib_tensor *source = half->source;
   struct nib_axes axes = nib_layout_axes(layout);
+  const char *layout_name = nib_layout_name(layout), *name = half->interleaved ? "v_cache" : "k_cache";
   struct nib_pool pool = { -1, -1, -1 };
   int64_t width = -1, blocks = -1;
   struct nib_quantize_cache_params params = {
@@ -59,12 +60,18 @@ static nib_status launch_half(struct nib_check *c, nib_layout layout, struct hal
       struct nib_amax_params scan = { params.source,    params.source_page_stride, params.source_token_stride, params.source_head_stride,
                                       params.num_pages, params.page_size,          params.heads,               params.head_dim,
                                       params.type,      nib_tensor_data(amax) };
-      struct nib_access accesses[] = { { source, false }, { amax, true } };
+      const nib_access accesses[] = { { source, false, name, layout_name }, { amax, true, "amax", NULL } };
       status = nib_launch(stream, c->operation, NIB_KERNEL_AMAX, &scan, sizeof scan, accesses, 2);
     }
   }
-  struct nib_access accesses[] = { { source, false },     { amax, false },    { half->given_source.tensor, false },
-                                   { *half->data, true }, { *half->sf, true }, { *half->scale, true } };
+  const nib_access accesses[] = {
+    { source, false, name, layout_name },
+    { amax, false, "amax", NULL },
+    { half->given_source.tensor, false, half->interleaved ? "v_global_sf" : "k_global_sf", NULL },
+    { *half->data, true, half->interleaved ? "kv_cache (V)" : "kv_cache (K)", layout_name },
+    { *half->sf, true, half->interleaved ? "kv_sf (V)" : "kv_sf (K)", layout_name },
+    { *half->scale, true, half->interleaved ? "v_scale" : "k_scale", NULL },
+  };
   if (status == NIB_OK) status = nib_launch(stream, c->operation, NIB_KERNEL_QUANTIZE_CACHE, &params, sizeof params, accesses, 6);
   nib_tensor_release(amax);
   return status;

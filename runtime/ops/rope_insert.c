@@ -102,9 +102,15 @@ nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc,
     .fault = stream->device->fault,
   };
   if (tokens > 0 && (with_q || slots->shape[0] > 0)) {
-    struct nib_access accesses[] = { { with_q ? q : NULL, false },   { with_q ? result : NULL, true }, { desc->kv, false },
-                                     { desc->cache, true },          { desc->slot_mapping, false },    { desc->positions, false },
-                                     { desc->cos_sin_cache, false } };
+    const nib_access accesses[] = {
+      { with_q ? q : NULL, false, "q", NULL },
+      { with_q ? result : NULL, true, desc->q_inplace ? "q" : "q_out", NULL },
+      { desc->kv, false, "kv", NULL },
+      { desc->cache, true, "cache", NULL },
+      { desc->slot_mapping, false, "slot_mapping", NULL },
+      { desc->positions, false, "positions", NULL },
+      { desc->cos_sin_cache, false, "cos_sin_cache", NULL },
+    };
     status = nib_launch(stream, c.operation, NIB_KERNEL_ROPE_INSERT, &params, sizeof params, accesses, 7);
   }
   if (status != NIB_OK || !q_out)

@@ -23,7 +23,7 @@ nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta
   /* theta^(-2p/64), on the host for every device, so that libm's last bit is the same everywhere. */
   for (int p = 0; p < NIB_MLA_ROPE / 2; p++) params.inv_freq[p] = pow(theta, -2.0 * p / NIB_MLA_ROPE);
   fesetenv(&host);
-  struct nib_access access = { table, true };
+  nib_access access = { table, true, "rope_table", NULL };
   if (max_position > 0) status = nib_launch(stream, c.operation, NIB_KERNEL_ROPE_TABLE, &params, sizeof params, &access, 1);
   if (status != NIB_OK)
     nib_tensor_release(table);

@@ -25,7 +25,8 @@ nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout
   params.heads = pool.heads;
   params.page_size = pool.tokens;
   params.blocks = blocks;
-  struct nib_access accesses[] = { { v_sf, false }, { target, true } };
+  const char *layout = nib_layout_name(kv_layout);
+  const nib_access accesses[] = { { v_sf, false, "v_sf", layout }, { target, true, "out", layout } };
   if (pool.pages > 0 && pool.heads > 0)
     status = nib_launch(stream, c.operation, NIB_KERNEL_SWIZZLE, &params, sizeof params, accesses, 2);
   if (status != NIB_OK)

@@ -181,6 +181,10 @@ function tensor:stride(dim) end
 function tensor:dim() end
 ---@return integer
 function tensor:numel() end
+--- A number that all views of one storage share and that no other storage has had, and the offset of the first element in it.
+---@return integer storage
+---@return integer offset  in bytes
+function tensor:storage() end
 ---@return boolean
 function tensor:is_contiguous() end
 

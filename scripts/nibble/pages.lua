@@ -11,6 +11,7 @@
 --   pages.copy(pool, copies)
 --   allocator:drop(a, 1)                            -- a sliding window: a's oldest page goes back
 --   allocator:rewind(a, 2)                          -- rejected drafts: a's last two tokens are taken back
+--   pages.watch(allocator, pool)                    -- before the pool is used: nibble.check then knows whose pages are whose
 --
 -- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything but `tensors`,
 -- `caches` and `copy` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool without enough
@@ -176,6 +177,7 @@ local function take(self)
   self.first = i % #self.order + 1
   self.count[page] = 1
   self.num_free = self.num_free - 1
+  if pages.listener then pages.listener:taken(self, page) end
   return page
 end
 
@@ -184,6 +186,7 @@ local function release(self, page)
   if self.count[page] > 0 then return end
   self.count[page] = nil
   self.num_free = self.num_free + 1
+  if pages.listener then pages.listener:released(self, page) end
   if not self.ring then self.first = math.min(self.first, self.rank[page]) end
 end
 
@@ -493,6 +496,21 @@ function pages.caches(opts)
     kv_cache_sf = { pool(k_dim // 16, sf_padding, sf_dtype), pool(v_dim // 16, sf_padding, sf_dtype) },
     storage = storages, kv_layout = kv_layout,
   }
+end
+
+pages.watched = setmetatable({}, { __mode = "k" }) -- allocator -> its pools, for a checker that starts later
+pages.listener = nil                              -- the checker, told whenever a page changes hands
+
+--- Says that an allocator hands out the pages of a pool, so that checked mode (`nibble.check`) can tell whose pages operations read
+--- and write, and which bytes of a page its owner has not written. Call it before the pool is written. No effect otherwise.
+---@param owner nibble.allocator
+---@param pool nibble.caches|nibble.tensor|nibble.tensor[]  what `pages.caches` gives, or tensors with the pages in dimension 1
+function pages.watch(owner, pool)
+  if getmetatable(owner) ~= allocator then fail("pages.watch", "allocator", "an allocator", owner) end
+  if type(pool) ~= "table" and type(pool) ~= "userdata" then fail("pages.watch", "pool", "a pool or tensors", pool) end
+  local pools = pages.watched[owner] or {}
+  pages.watched[owner], pools[#pools + 1] = pools, pool
+  if pages.listener then pages.listener:watch(owner, pool) end
 end
 
 --- Carries out what `allocator:append` says must be copied, data and scales of K and V. Like every copy it is queued on the

@@ -1,0 +1,336 @@
+/* nibble.observe, nibble.peek, nibble.check: the runtime's observer for Lua functions.
+ *
+ * The runtime calls its observer in the middle of its functions, where no Lua code may run. So what it tells is copied into a
+ * list, and told to Lua where a C function of the module could raise an error anyway (NIB_LUA_OBSERVED). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "args.h"
+
+struct access {
+  uint64_t storage;
+  int64_t offset_bytes;
+  nib_dtype dtype;
+  int32_t ndim;
+  int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
+  bool write;
+  const char *parameter, *kv_layout;
+};
+
+struct nib_lua_observation {
+  struct nib_lua_observation *next;
+  bool collected;
+  nib_observation seen; /* its arrays and `kernel` lie behind: accesses as `struct access` */
+  const struct access *accesses;
+};
+
+/* ---- From the runtime ---------------------------------------------------------------------------------------------- */
+
+/* The next `bytes` of a block, aligned for everything. */
+static void *cut(char **block, size_t bytes) {
+  void *result = *block;
+  *block += (bytes + 15) & ~(size_t)15;
+  return result;
+}
+
+static void keep(void *user, const nib_observation *seen) {
+  nib_lua_state *state = user;
+  if (state->telling && !state->collecting) return; /* an observer's own work; what the collector ends may be the script's */
+  size_t accesses = (size_t)seen->access_count * sizeof(struct access), deps = (size_t)seen->dep_count * sizeof *seen->deps;
+  size_t attributes = (size_t)seen->attribute_count * sizeof *seen->attributes, kernel = seen->kernel ? strlen(seen->kernel) + 1 : 0;
+  char *block = malloc(sizeof(struct nib_lua_observation) + accesses + deps + attributes + kernel + (size_t)5 * 16);
+  if (!block) {
+    state->observations_lost = true;
+    return;
+  }
+  struct nib_lua_observation *kept = cut(&block, sizeof *kept);
+  struct access *access = cut(&block, accesses);
+  *kept = (struct nib_lua_observation){ .collected = state->collecting, .seen = *seen, .accesses = access };
+  kept->seen.access_count = 0;
+  for (int32_t i = 0; i < seen->access_count; i++) {
+    const nib_tensor *tensor = seen->accesses[i].tensor;
+    if (!tensor) continue;
+    *access = (struct access){
+      .storage = nib_tensor_storage(tensor),
+      .offset_bytes = nib_tensor_offset_bytes(tensor),
+      .dtype = nib_tensor_dtype(tensor),
+      .ndim = nib_tensor_ndim(tensor),
+      .write = seen->accesses[i].write,
+      .parameter = seen->accesses[i].parameter,
+      .kv_layout = seen->accesses[i].kv_layout,
+    };
+    memcpy(access->shape, nib_tensor_shape(tensor), sizeof *access->shape * (size_t)access->ndim);
+    memcpy(access->stride, nib_tensor_stride(tensor), sizeof *access->stride * (size_t)access->ndim);
+    access++;
+    kept->seen.access_count++;
+  }
+  if (deps > 0) kept->seen.deps = memcpy(cut(&block, deps), seen->deps, deps);
+  if (attributes > 0) kept->seen.attributes = memcpy(cut(&block, attributes), seen->attributes, attributes);
+  if (kernel > 0) kept->seen.kernel = memcpy(cut(&block, kernel), seen->kernel, kernel);
+  *(state->observed_last ? &state->observed_last->next : &state->observed) = kept;
+  state->observed_last = kept;
+}
+
+void nib_lua_forget_observed(nib_lua_state *state) {
+  while (state->observed) {
+    struct nib_lua_observation *first = state->observed;
+    state->observed = first->next;
+    free(first);
+  }
+  state->observed_last = NULL;
+  state->observations_lost = false;
+}
+
+/* ---- To Lua -------------------------------------------------------------------------------------------------------- */
+
+/* Whether a chunk's name is that of a loaded module "nibble.A.B": a file .../nibble/A/B.lua. */
+static bool is_own_module(lua_State *L, const char *source) {
+  const char *name = NULL;
+  for (const char *at = source; (at = strstr(at, "nibble/")); at++)
+    if (at > source && (at[-1] == '/' || at[-1] == '@')) name = at;
+  size_t length = name ? strlen(name) : 0;
+  if (length < 5 || strcmp(name + length - 4, ".lua") != 0) return false;
+  lua_pushlstring(L, name, length - 4);
+  luaL_gsub(L, lua_tostring(L, -1), "/", ".");
+  lua_getfield(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
+  lua_pushvalue(L, -2);
+  bool loaded = lua_rawget(L, -2) != LUA_TNIL;
+  lua_pop(L, 4);
+  return loaded;
+}
+
+/* Pushes "FILE:LINE" of the innermost running Lua function that is not in one of nibble's own modules, or nil. */
+static void push_where(lua_State *L) {
+  lua_Debug frame;
+  for (int level = 1; lua_getstack(L, level, &frame); level++) {
+    lua_getinfo(L, "Sl", &frame);
+    if (frame.currentline > 0 && !is_own_module(L, frame.source)) {
+      lua_pushfstring(L, "%s:%d", frame.short_src, frame.currentline);
+      return;
+    }
+  }
+  lua_pushnil(L);
+}
+
+static void set_number(lua_State *L, const char *name, uint64_t number) {
+  if (number == 0) return;
+  lua_pushinteger(L, (lua_Integer)number);
+  lua_setfield(L, -2, name);
+}
+
+static void set_text(lua_State *L, const char *name, const char *text) {
+  if (!text) return;
+  lua_pushstring(L, text);
+  lua_setfield(L, -2, name);
+}
+
+static void set_true(lua_State *L, const char *name, bool value) {
+  if (!value) return;
+  lua_pushboolean(L, true);
+  lua_setfield(L, -2, name);
+}
+
+static void set_sizes(lua_State *L, const char *name, int32_t ndim, const int64_t *sizes) {
+  lua_createtable(L, ndim, 0);
+  for (int32_t i = 0; i < ndim; i++) {
+    lua_pushinteger(L, sizes[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  lua_setfield(L, -2, name);
+}
+
+static void push_access(lua_State *L, const struct access *access) {
+  lua_createtable(L, 0, 8);
+  set_number(L, "storage", access->storage);
+  lua_pushinteger(L, access->offset_bytes);
+  lua_setfield(L, -2, "offset");
+  set_text(L, "dtype", nib_dtype_name(access->dtype));
+  set_sizes(L, "shape", access->ndim, access->shape);
+  set_sizes(L, "stride", access->ndim, access->stride);
+  lua_pushboolean(L, access->write);
+  lua_setfield(L, -2, "write");
+  set_text(L, "parameter", access->parameter);
+  set_text(L, "kv_layout", access->kv_layout);
+}
+
+static void push_observation(lua_State *L, const struct nib_lua_observation *kept) {
+  const nib_observation *seen = &kept->seen;
+  lua_createtable(L, 0, 12);
+  set_text(L, "kind", nib_observation_name(seen->kind));
+  set_text(L, "operation", seen->operation);
+  set_text(L, "kernel", seen->kernel);
+  set_text(L, "device", nib_device_get_info(seen->device)->name);
+  set_number(L, "stream", seen->stream);
+  set_number(L, "event", seen->event);
+  set_number(L, "graph", seen->graph);
+  set_number(L, "capture", seen->capture);
+  set_number(L, "storage", seen->storage);
+  set_number(L, "unjoined", seen->unjoined);
+  set_true(L, "user_kernel", seen->user_kernel);
+  set_true(L, "collected", kept->collected);
+  push_where(L);
+  lua_setfield(L, -2, "where");
+  if (seen->kind == NIB_OBSERVED_STORAGE_CREATED || seen->kind == NIB_OBSERVED_STORAGE_FREED) {
+    lua_pushinteger(L, (lua_Integer)seen->bytes);
+    lua_setfield(L, -2, "bytes");
+  }
+  if (seen->kind == NIB_OBSERVED_TENSOR_RELEASED) {
+    lua_pushinteger(L, seen->handles);
+    lua_setfield(L, -2, "handles");
+  }
+  if (seen->node >= 0) {
+    set_number(L, "node", (uint64_t)seen->node + 1);
+    lua_createtable(L, seen->dep_count, 0);
+    for (int32_t i = 0; i < seen->dep_count; i++) {
+      lua_pushinteger(L, seen->deps[i] + 1);
+      lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "deps");
+  }
+  if (seen->kind != NIB_OBSERVED_WORK && seen->kind != NIB_OBSERVED_HOST_READ && seen->kind != NIB_OBSERVED_HOST_WRITE) return;
+  lua_createtable(L, seen->access_count, 0);
+  for (int32_t i = 0; i < seen->access_count; i++) {
+    push_access(L, &kept->accesses[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  lua_setfield(L, -2, "accesses");
+  lua_createtable(L, 0, seen->attribute_count);
+  for (int32_t i = 0; i < seen->attribute_count; i++) {
+    if (seen->attributes[i].is_boolean)
+      lua_pushboolean(L, seen->attributes[i].value != 0);
+    else
+      lua_pushinteger(L, seen->attributes[i].value);
+    lua_setfield(L, -2, seen->attributes[i].name);
+  }
+  lua_setfield(L, -2, "attributes");
+}
+
+/* Tells all observers of one observation (a light userdata). */
+static int tell(lua_State *L) {
+  lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
+  push_observation(L, lua_touserdata(L, 1));
+  for (lua_Integer i = 2; lua_rawgeti(L, 2, i) != LUA_TNIL; i += 2) { /* {name, function, name, function ...} */
+    lua_pushvalue(L, 3);
+    lua_call(L, 1, 0);
+  }
+  return 0;
+}
+
+void nib_lua_tell(lua_State *L) {
+  nib_lua_state *state = nib_lua_get_state(L);
+  if (state->telling) return;
+  luaL_checkstack(L, 8, NULL);
+  int status = LUA_OK;
+  while (state->observed && status == LUA_OK) {
+    struct nib_lua_observation *first = state->observed;
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushcclosure(L, tell, 1);
+    lua_pushlightuserdata(L, first);
+    state->telling = true;
+    state->busy++; /* observers must not close what the function that runs still uses */
+    status = lua_pcall(L, 1, 0, 0);
+    state->busy--;
+    state->telling = false;
+    if (state->observed != first) continue; /* the last observer has gone, and all observations with it */
+    state->observed = first->next;
+    if (!state->observed) state->observed_last = NULL;
+    free(first);
+  }
+  if (status != LUA_OK) lua_error(L);
+  if (!state->observations_lost) return;
+  state->observations_lost = false;
+  luaL_error(L, "observe: memory: expected room for an observation, got none (some are lost)");
+}
+
+/* ---- The functions ------------------------------------------------------------------------------------------------- */
+
+int nib_lua_observe(lua_State *L) {
+  nib_lua_state *state = nib_lua_get_state(L);
+  nib_runtime *runtime = nib_lua_runtime(L, "observe");
+  lua_settop(L, 2);
+  if (!lua_isnil(L, 1) && lua_type(L, 1) != LUA_TFUNCTION) nib_lua_expected(L, "observe", "fn", 1, "a function or nil");
+  const char *name = lua_isnil(L, 2) ? "" : nib_lua_text(L, "observe", "name", 2);
+  lua_newtable(L);
+  lua_Integer count = 0;
+  lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
+  for (lua_Integer i = 1; lua_rawgeti(L, 4, i) != LUA_TNIL; i += 2) {
+    if (strcmp(lua_tostring(L, -1), name) != 0) {
+      lua_rawseti(L, 3, ++count);
+      lua_rawgeti(L, 4, i + 1);
+      lua_rawseti(L, 3, ++count);
+    } else {
+      lua_pop(L, 1);
+    }
+  }
+  if (!lua_isnil(L, 1)) {
+    lua_pushstring(L, name);
+    lua_rawseti(L, 3, ++count);
+    lua_pushvalue(L, 1);
+    lua_rawseti(L, 3, ++count);
+  }
+  lua_pushvalue(L, 3);
+  lua_setiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
+  nib_runtime_observe(runtime, count > 0 ? keep : NULL, state);
+  if (count == 0) nib_lua_forget_observed(state);
+  return 0;
+}
+
+static int64_t field(lua_State *L, const char *name) {
+  lua_getfield(L, 1, name);
+  int64_t value = nib_lua_integer(L, "peek", name, lua_gettop(L));
+  lua_pop(L, 1);
+  return value;
+}
+
+int nib_lua_peek(lua_State *L) {
+  nib_runtime *runtime = nib_lua_runtime(L, "peek");
+  int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
+  lua_settop(L, 1);
+  if (lua_type(L, 1) != LUA_TTABLE) nib_lua_expected(L, "peek", "access", 1, "a table, as observations have them");
+  int64_t storage = field(L, "storage"), offset = field(L, "offset");
+  lua_getfield(L, 1, "dtype");
+  nib_dtype dtype = nib_lua_dtype(L, "peek", "dtype", 2);
+  lua_getfield(L, 1, "shape");
+  lua_getfield(L, 1, "stride");
+  int32_t ndim = nib_lua_integer_list(L, "peek", "shape", 3, shape);
+  if (nib_lua_integer_list(L, "peek", "stride", 4, stride) != ndim)
+    nib_lua_expected(L, "peek", "stride", 4, "as many strides as sizes");
+  uint64_t bytes = nib_dtype_bytes(dtype);
+  for (int32_t i = 0; i < ndim; i++) { /* a size that is nonsense stays nonsense, for the runtime to refuse */
+    if (shape[i] < 0 || (shape[i] > 0 && bytes > ((uint64_t)1 << 40) / (uint64_t)shape[i])) bytes = SIZE_MAX;
+    if (bytes != SIZE_MAX) bytes *= (uint64_t)shape[i];
+  }
+  luaL_Buffer buffer;
+  char *data = luaL_buffinitsize(L, &buffer, bytes == SIZE_MAX ? 0 : (size_t)bytes);
+  nib_status status = nib_peek(runtime, (uint64_t)storage, dtype, offset, ndim, shape, stride, data, (size_t)bytes);
+  if (status == NIB_OK) {
+    luaL_pushresultsize(&buffer, (size_t)bytes);
+    return 1;
+  }
+  if (status != NIB_STATE && status != NIB_CAPTURING) return nib_lua_raise(L, "peek", status);
+  lua_pushnil(L);
+  nib_lua_push_message(L, "peek", status);
+  return 2;
+}
+
+/* Calls require "nibble.checker", and its function of a name with what is on the stack. */
+static int call_checker(lua_State *L, const char *name) {
+  lua_getglobal(L, "require");
+  lua_pushliteral(L, "nibble.checker");
+  lua_call(L, 1, 1);
+  lua_getfield(L, -1, name);
+  lua_insert(L, 1);
+  lua_pop(L, 1);
+  lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);
+  return lua_gettop(L);
+}
+
+int nib_lua_check_mode(lua_State *L) {
+  NIB_LUA_OBSERVED(L);
+  return call_checker(L, "check");
+}
+
+int nib_lua_check_reports(lua_State *L) {
+  NIB_LUA_OBSERVED(L); /* what an error has kept from being told */
+  return call_checker(L, "reports");
+}

@@ -1,0 +1,132 @@
+/* Telling an observer what was done, and looking at what storages hold. */
+#include "backend.h"
+
+const char *nib_observation_name(nib_observation_kind kind) {
+  static const char *const names[] = {
+#define X(symbol, name) name,
+    NIB_OBSERVATION_LIST(X)
+#undef X
+  };
+  return (unsigned)kind < NIB_OBSERVATION_COUNT ? names[kind] : "?";
+}
+
+void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib_observation *observation), void *user) {
+  rt->observe = function;
+  rt->observe_user = user;
+}
+
+void nib_tell(nib_runtime *rt, const nib_observation *observation) {
+  if (rt->observe) rt->observe(rt->observe_user, observation);
+}
+
+/* The arguments that are neither tensors nor to be seen from the tensors' shapes, where they decide what is read or written. */
+static int32_t attributes_of(const struct nib_work *work, nib_attribute *out) {
+  switch (work->kernel) {
+  case NIB_KERNEL_MATERIALIZE: {
+    const struct nib_materialize_params *params = work->params;
+    out[0] = (nib_attribute){ "max_kv_len", params->max_kv_len, false };
+    return 1;
+  }
+  case NIB_KERNEL_ROPE_INSERT: {
+    const struct nib_rope_insert_params *params = work->params;
+    out[0] = (nib_attribute){ "apply_q_rope", params->q && params->rotate_q, true };
+    out[1] = (nib_attribute){ "compress_ratio", params->compress_ratio, false };
+    return 2;
+  }
+  case NIB_KERNEL_SWIZZLE: {
+    const struct nib_swizzle_params *params = work->params;
+    out[0] = (nib_attribute){ "inverse", params->inverse, true };
+    return 1;
+  }
+  default: return 0;
+  }
+}
+
+void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
+                   int32_t access_count, int32_t node) {
+  nib_attribute attributes[2];
+  nib_observation observation = {
+    .kind = NIB_OBSERVED_WORK,
+    .operation = operation,
+    .kernel = work->name,
+    .user_kernel = work->module != NULL,
+    .device = stream->device,
+    .stream = stream->id,
+    .node = node,
+    .accesses = accesses,
+    .access_count = access_count,
+    .attributes = attributes,
+  };
+  observation.attribute_count = attributes_of(work, attributes);
+  if (node >= 0) {
+    observation.capture = stream->capture->id;
+    observation.deps = stream->capture->plan->nodes[node].deps;
+    observation.dep_count = stream->capture->plan->nodes[node].dep_count;
+  }
+  nib_tell(stream->device->runtime, &observation);
+}
+
+void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write) {
+  nib_access access = { tensor, write, "tensor", NULL };
+  NIB_TELL(nib_tensor_runtime(tensor), write ? NIB_OBSERVED_HOST_WRITE : NIB_OBSERVED_HOST_READ, .operation = operation,
+           .device = nib_tensor_dev(tensor), .accesses = &access, .access_count = 1);
+}
+
+void nib_tell_follow(nib_stream *stream, nib_stream *other) {
+  nib_runtime *rt = stream->device->runtime;
+  if (!rt->observe) return;
+  uint64_t event = ++rt->last_id;
+  NIB_TELL(rt, NIB_OBSERVED_EVENT_RECORD, .operation = "tensor:copy", .device = other->device, .stream = other->id, .event = event);
+  NIB_TELL(rt, NIB_OBSERVED_STREAM_WAIT, .operation = "tensor:copy", .device = stream->device, .stream = stream->id, .event = event);
+  NIB_TELL(rt, NIB_OBSERVED_EVENT_RELEASED, .operation = "tensor:copy", .device = other->device, .event = event);
+}
+
+/* ---- Peeking ------------------------------------------------------------------------------------------------------- */
+
+static struct nib_storage *find_storage(nib_runtime *rt, uint64_t id) {
+  for (int32_t i = 0; i < rt->device_count; i++)
+    for (struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
+      if (storage->id == id) return storage;
+  return NULL;
+}
+
+/* A view as the public functions make them: strides >= 0, all of it inside the storage. */
+static bool is_view(const nib_tensor *tensor) {
+  int64_t room = (int64_t)tensor->storage->bytes, size = (int64_t)nib_dtype_bytes(tensor->dtype);
+  if (size == 0 || tensor->offset_bytes < 0 || tensor->offset_bytes > room) return false;
+  room -= tensor->offset_bytes;
+  int64_t last = 0; /* element */
+  for (int32_t i = 0; i < tensor->ndim; i++) {
+    if (tensor->shape[i] < 0 || tensor->stride[i] < 0) return false;
+    if (tensor->shape[i] > 1 && tensor->stride[i] > (room / size - last) / (tensor->shape[i] - 1)) return false;
+    if (tensor->shape[i] > 1) last += (tensor->shape[i] - 1) * tensor->stride[i];
+  }
+  return (last + 1) * size <= room;
+}
+
+nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t offset_bytes, int32_t ndim, const int64_t *shape,
+                    const int64_t *stride, void *data, size_t bytes) {
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  nib_tensor view = { .storage = find_storage(rt, storage), .dtype = dtype, .ndim = ndim, .offset_bytes = offset_bytes };
+  if (!view.storage)
+    return nib_fail(rt, NIB_STATE, "peek: storage: expected one that is there, got %llu", (unsigned long long)storage);
+  if (ndim < 0 || ndim > NIB_MAX_NDIM)
+    return nib_fail(rt, NIB_INVALID, "peek: shape: expected at most %d dimensions, got %d", NIB_MAX_NDIM, (int)ndim);
+  bool empty = false;
+  for (int32_t i = 0; i < ndim; i++) {
+    view.shape[i] = shape[i];
+    view.stride[i] = stride[i];
+    empty |= shape[i] == 0;
+  }
+  if (!empty && !is_view(&view))
+    return nib_fail(rt, NIB_INVALID, "peek: shape: expected a view inside the storage of %zu bytes, got one that is not",
+                    view.storage->bytes);
+  size_t expected = empty ? 0 : (size_t)nib_tensor_numel(&view) * nib_dtype_bytes(dtype);
+  if (bytes != expected) return nib_fail(rt, NIB_INVALID, "peek: bytes: expected %zu, got %zu", expected, bytes);
+  nib_device *device = view.storage->deferred.device;
+  status = nib_check_not_capturing(device, "peek");
+  if (status != NIB_OK || empty) return status;
+  status = nib_uses_wait_writes(device, &view.storage->deferred.uses, -1);
+  return status == NIB_OK ? nib_fetch(&view, data, bytes) : status;
+}

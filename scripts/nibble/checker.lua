@@ -1,0 +1,232 @@
+--- Checked mode: what is wrong with the synchronization, the memory and the pages of a script, while it runs.
+--
+--   nibble.check(true)              -- reports go to standard error
+--   nibble.check(function(report) ... end)
+--   ... the script ...
+--   for _, report in ipairs(nibble.check_reports()) do print(report.kind, report.text) end
+--   nibble.check(false)
+--
+-- or `nibble --check FILE`, which ends with status 1 when there was something to report. Turn it on before the first tensor: what
+-- is older counts as written and ordered. Each finding is reported once, with both operations and their lines:
+--
+--   race            two accesses, one of them a write, that no event, wait or path in a graph orders
+--   unwritten       a read of bytes that nothing wrote
+--   duplicate slot  a slot that is twice in one call
+--   owned twice     a page that two requests have without sharing it  \
+--   freed page      a page that was given back                         > of pools under pages.watch(allocator, pool)
+--   shared page     a write to what another request sees, too         /
+--   closed          a replay that reads a tensor which was closed: nothing can give it other values any more
+--   unjoined        a stream that was forked in a capture and not joined back
+--
+-- Order comes from events, streams and the host's own waits alone. The checker looks at slots, block tables, lengths and positions
+-- at each call and waits for that, so that a script runs more slowly, but never differently in what is reported. Copies pass on
+-- unwritten bytes without a report; kernels of your own count as reading or writing what they are given, whatever is innocent.
+
+local nibble = require "nibble"
+local accesses = require "nibble.checker.accesses"
+local clocks = require "nibble.checker.clocks"
+local graphs = require "nibble.checker.graphs"
+local memory = require "nibble.checker.memory"
+local owners = require "nibble.checker.pages"
+local pages = require "nibble.pages"
+
+local checker = {}
+
+---@class nibble.report_operation
+---@field name string     "tensor:copy"
+---@field where? string   "FILE:LINE"; in a graph: of the capture
+---@field replay? string  "FILE:LINE" of the replay
+
+---@class nibble.report
+---@field kind string
+---@field message string   what is wrong, in one line
+---@field operation nibble.report_operation
+---@field other? nibble.report_operation  that which it collides with
+---@field text string      message and lines, as it is printed
+
+local reports, active = {}, nil
+
+--------------------------------------------------------------------------------------------------------------- reports
+
+-- The script's line, outside of nibble's own modules, as observations have it.
+local function where()
+  for level = 3, 1000 do
+    local info = debug.getinfo(level, "Sl")
+    if not info then return nil end
+    local module = info.source:match(".*[/@]nibble/(.*)%.lua$")
+    if info.currentline > 0 and not (module and package.loaded["nibble." .. module:gsub("/", ".")]) then
+      return ("%s:%d"):format(info.short_src, info.currentline)
+    end
+  end
+end
+
+local function line_of(operation)
+  local text = ("  %s: %s"):format(operation.where or "?", operation.name)
+  return operation.replay and ("%s (captured; replayed at %s)"):format(text, operation.replay) or text
+end
+
+local function print_report(report)
+  io.stderr:write(report.text, "\n")
+end
+
+local function new_reporter(handler)
+  local known = {}
+  return function(kind, operation, other, message)
+    local ends = { (operation.where or "?") .. " " .. operation.name, other and (other.where or "?") .. " " .. other.name or "" }
+    if kind == "race" then table.sort(ends) end -- in a loop each comes before the other
+    local key = table.concat({ kind, ends[1], ends[2] }, "\n")
+    if known[key] then return end
+    known[key] = true
+    local function public(x) return x and { name = x.name, where = x.where, replay = x.replay } end
+    local report = { kind = kind, message = message, operation = public(operation), other = public(other) }
+    report.text = ("check: %s: %s\n%s%s"):format(kind, message, line_of(operation), other and "\n" .. line_of(other) or "")
+    reports[#reports + 1] = report
+    handler(report)
+  end
+end
+
+--------------------------------------------------------------------------------------------------------- observations
+
+local on = {}
+
+function on.work(self, o)
+  if o.node then return self.graphs:node(o) end
+  local contents = {}
+  for name, access in pairs(accesses.indices(o) or {}) do contents[name] = nibble.peek(access) end
+  local items, facts = accesses.expand(o, contents)
+  self.run({ name = o.operation, where = o.where, point = self.clocks:work(o.stream) }, o, items, facts)
+end
+
+-- What an operation does, outside of graphs and in them.
+local function run(self, operation, o, items, facts)
+  local flagged, passing = nil, memory.find_passing(o, items)
+  if facts then
+    self.owners:check_slots(operation, facts)
+    flagged = self.owners:check(operation, items, facts)
+  end
+  if passing then passing.from.passes_on = true end
+  self.memory:check_order(operation, items)
+  self.memory:check_written(operation, items, flagged, function(item, byte) return self.owners:owner(item, byte) end)
+  self.memory:write(items, passing)
+  self.memory:remember(operation, items)
+end
+
+local function host(self, o)
+  local operation, items = { name = o.operation, where = o.where, point = self.clocks:now() }, accesses.expand(o, {})
+  self.memory:check_order(operation, items)
+  self.memory:check_written(operation, items)
+  self.memory:write(items)
+end
+
+on.host_read, on.host_write = host, host
+
+function on.event_record(self, o)
+  if not o.capture then self.clocks:record(o.event, o.stream) end
+end
+
+function on.stream_wait(self, o)
+  if o.capture then self.graphs:join(o) else self.clocks:wait(o.stream, o.event) end
+end
+
+function on.synchronized(self, o)
+  if o.stream then
+    self.clocks:host_waits(self.clocks:now(o.stream))
+  elseif o.event then
+    if self.clocks.events[o.event] then self.clocks:host_waits(self.clocks.events[o.event]) end
+  elseif o.storage then
+    self.memory:host_waits(o.storage)
+  else
+    for stream, device in pairs(self.devices) do
+      if device == o.device then self.clocks:host_waits(self.clocks:now(stream)) end
+    end
+  end
+end
+
+function on.stream_released(self, o) self.clocks:release(o.stream) end
+
+function on.stream_created(self)
+  local gone = self.clocks:retire()
+  if not gone then return end
+  self.memory:forget(gone)
+  for stream in pairs(gone) do self.devices[stream] = nil end
+end
+
+function on.capture_begin(self, o) self.graphs:begin(o) end
+function on.capture_end(self, o) self.graphs:finish(o) end
+function on.capture_abort(self, o) self.graphs:abort(o) end
+function on.replay(self, o) self.graphs:replay(o, self.clocks:work(o.stream)) end
+function on.graph_released(self, o) self.graphs:released(o) end
+function on.event_released(self, o) self.clocks.events[o.event] = nil end
+function on.storage_created(self, o) self.memory:created(o.storage, o.bytes, o.where) end
+
+function on.storage_freed(self, o)
+  self.memory:freed(o.storage)
+  self.owners:storage_freed(o.storage)
+end
+
+function on.tensor_released(self, o)
+  if o.handles == 0 and not o.collected then self.graphs:closed(o.storage, o.where) end
+end
+
+---------------------------------------------------------------------------------------------------------- on and off
+
+local function stop()
+  nibble.observe(nil, "nibble.checker")
+  pages.listener, active = nil, nil
+end
+
+local function start(handler)
+  local report = new_reporter(handler)
+  local self = { clocks = clocks.new(), devices = {} }
+  reports, active = {}, self
+  self.memory = memory.new(self.clocks, report)
+  self.owners = owners.new(self.memory, report, where)
+  self.run = function(...) run(self, ...) end
+  self.graphs = graphs.new(self.memory, report, nibble.peek, self.run)
+  pages.listener = self.owners
+  for allocator, pools in pairs(pages.watched) do
+    for _, pool in ipairs(pools) do self.owners:watch(allocator, pool) end
+  end
+  nibble.observe(function(o)
+    if o.stream then self.devices[o.stream] = o.device end
+    local handle = on[o.kind]
+    if handle then handle(self, o) end
+  end, "nibble.checker")
+end
+
+--- nibble.check: true turns it on anew, without reports; a function too, which gets each report; false turns it off, and the
+--- reports stay.
+---@param what boolean|fun(report: nibble.report)
+function checker.check(what)
+  if type(what) ~= "boolean" and type(what) ~= "function" then
+    error(("check: mode: expected true, false or a function, got %s"):format(what == nil and "nothing" or tostring(what)), 2)
+  end
+  if active then stop() end
+  if what then start(type(what) == "function" and what or print_report) end
+end
+
+--- nibble.check_reports: what was found since checked mode was turned on last, in order.
+---@return nibble.report[]
+function checker.reports()
+  return table.move(reports, 1, #reports, 1, {})
+end
+
+--- What `nibble --check` does first: an exit status of 0 becomes 1 when there are reports, also by os.exit. Returns a function
+--- for the end of the script, which gives that status.
+---@return fun(status: integer): integer
+function checker.command()
+  local exit = os.exit
+  local function finish(status)
+    local found = #nibble.check_reports() -- and tells what is left to tell
+    if found > 0 then io.stderr:write(("nibble: %d report%s of --check\n"):format(found, found == 1 and "" or "s")) end
+    return found > 0 and status == 0 and 1 or status
+  end
+  os.exit = function(code, close) -- luacheck: ignore 122
+    local status = code == false and 1 or math.type(code) == "integer" and code or 0
+    exit(finish(status), close)
+  end
+  checker.check(true)
+  return finish
+end
+
+return checker

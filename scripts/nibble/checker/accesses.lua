@@ -1,0 +1,296 @@
+-- What an operation really reads and writes: of paged caches and index tensors only what slots, tables, lengths and positions say.
+--
+-- expand(observation, contents) gives a list of items {view, write, touch, parameter, spans(), pieces} and facts about pages.
+-- `spans()` is the list of bytes, or nil when it is not known. `pieces` of a paged cache are {page, first entry, entries}.
+-- `touch`: a kernel of the user's, of which only the tensors are known.
+
+local spans = require "nibble.checker.spans"
+
+local accesses = {}
+
+-- Parameters whose contents decide where an operation reads and writes.
+local indices = {
+  append = { "slot_mapping" },
+  dequantize = { "block_tables", "seq_lens" },
+  materialize = { "block_tables", "seq_lens", "kv_page_indptr" },
+  rope_insert = { "slot_mapping", "positions" },
+  mla_dequantize = { "slots" },
+}
+
+local function by_parameter(observation)
+  local named = {}
+  for _, access in ipairs(observation.accesses) do
+    local name = access.parameter
+    if name and (not named[name] or access.write) then named[name] = access end -- an in-place q: the one that is written
+  end
+  return named
+end
+
+--- The accesses whose contents `expand` wants, by parameter; nil when it wants none.
+function accesses.indices(observation)
+  local names = not observation.user_kernel and indices[observation.kernel]
+  if not names then return nil end
+  local named, wanted = by_parameter(observation), {}
+  for _, name in ipairs(names) do wanted[name] = named[name] end
+  return wanted
+end
+
+local function integers(bytes, dtype)
+  local list, size = {}, spans.item_bytes[dtype]
+  local format = size == 8 and "<i8" or "<i4"
+  for at = 1, #bytes, size do list[#list + 1] = string.unpack(format, bytes, at) end
+  return list
+end
+
+------------------------------------------------------------------------------------------------------------- items
+
+-- `build` makes the spans when somebody asks for them: most accesses are ordered, and nobody does.
+local function new_item(view, build, pieces)
+  local item, done, list = { view = view, write = view.write, parameter = view.parameter, pieces = pieces }, false, nil
+  function item.spans()
+    if not done then done, list = true, build(view) end
+    return list
+  end
+  return item
+end
+
+local function nothing() return {} end
+local function unknown() return nil end
+
+local function of_boxes(add)
+  return function(view)
+    local list = {}
+    return add(list, view) ~= false and spans.merged(list) or nil
+  end
+end
+
+-- Rows (indices of the first dimension, from 0) of a view.
+local function of_rows(rows)
+  return of_boxes(function(list, view)
+    local size, dims = spans.item_bytes[view.dtype], {}
+    for i = 2, #view.shape do dims[#dims + 1] = { view.shape[i], view.stride[i] * size } end
+    for _, row in ipairs(rows) do
+      if not spans.add_box(list, view.offset + row * view.stride[1] * size, dims, size) then return false end
+    end
+  end)
+end
+
+-- Pieces of a paged cache [pages, tokens, heads, x], or with heads and tokens changed.
+local function of_pieces(pieces, layout)
+  return of_boxes(function(list, view)
+    local size = spans.item_bytes[view.dtype]
+    local token = layout == "HND" and 3 or 2
+    local ts, hs = view.stride[token] * size, view.stride[5 - token] * size
+    local x, heads = { view.shape[4], view.stride[4] * size }, { view.shape[5 - token], hs }
+    for _, piece in ipairs(pieces) do
+      local base = view.offset + piece[1] * view.stride[1] * size + piece[2] * ts
+      if not spans.add_box(list, base, { x, heads, { piece[3], ts } }, size) then return false end
+    end
+  end)
+end
+
+-- V scales interleaved over 4 tokens, [pages, heads, tokens, blocks].
+local function of_interleaved(pieces)
+  return of_boxes(function(list, view)
+    local ts, blocks, heads = view.stride[3], view.shape[4], { view.shape[2], view.stride[2] }
+    for _, piece in ipairs(pieces) do
+      local base, whole = view.offset + piece[1] * view.stride[1], piece[3] // 4 * 4
+      if not spans.add_box(list, base, { { blocks, 1 }, heads, { whole, ts } }, 1) then return false end
+      for t = 0, piece[3] % 4 - 1 do
+        local at = base + whole * ts + t
+        if not spans.add_box(list, at, { { blocks // 4, 4 }, heads, { 4, ts } }, 1) then return false end
+      end
+    end
+  end)
+end
+
+-- The records of `mla`: a page's data first, then its scales.
+local function of_records(pieces)
+  return of_boxes(function(list, view)
+    local size = accesses.page_size(view)
+    for _, piece in ipairs(pieces) do
+      local base = view.offset + piece[1] * view.stride[1]
+      spans.add_box(list, base + piece[2] * 352, {}, piece[3] * 352)
+      if not spans.add_box(list, base + size * 352 + piece[2] * 32, {}, piece[3] * 32) then return false end
+    end
+  end)
+end
+
+-- The first `counts[b]` elements of row b (of plane kv) of a table of indices.
+local function of_table(counts)
+  return of_boxes(function(list, view)
+    local size, split = spans.item_bytes[view.dtype], #view.shape == 3
+    local last = #view.shape
+    for b, count in ipairs(counts) do
+      local dims = { { count, view.stride[last] * size }, split and { 2, view.stride[2] * size } or nil }
+      if not spans.add_box(list, view.offset + (b - 1) * view.stride[1] * size, dims, size) then return false end
+    end
+  end)
+end
+
+--- The bytes of one piece of a paged cache or of a record cache.
+function accesses.piece(view, piece)
+  return (view.kv_layout and of_pieces({ piece }, view.kv_layout) or of_records({ piece }))(view)
+end
+
+--- Tokens a page of a paged cache or of a record cache has.
+function accesses.page_size(view)
+  if view.kv_layout then return view.shape[view.kv_layout == "HND" and 3 or 2] end
+  local size = 1
+  for i = 2, #view.shape - 1 do size = size * view.shape[i] end
+  return size
+end
+
+--------------------------------------------------------------------------------------------------------- operations
+
+-- Each gets the accesses and the contents (lists of integers) by parameter, and adds to `out` by parameter what is more exact
+-- than the whole view: a function for new_item, and the pieces. It returns the facts.
+local exact = {}
+
+-- The slots that point into a cache: {index (from 0), page, entry}.
+local function valid_slots(list, page_size, num_pages)
+  local slots = {}
+  for i, slot in ipairs(list) do
+    if slot >= 0 and slot // page_size < num_pages then
+      slots[#slots + 1] = { i - 1, slot // page_size, slot % page_size }
+    end
+  end
+  return slots
+end
+
+local function slot_pieces(slots)
+  local pieces, rows = {}, {}
+  for i, slot in ipairs(slots) do pieces[i], rows[i] = { slot[2], slot[3], 1 }, slot[1] end
+  return pieces, rows
+end
+
+function exact.append(named, contents, out)
+  local cache = named["paged_kv_cache (K)"]
+  local slots = valid_slots(contents.slot_mapping, accesses.page_size(cache), cache.shape[1])
+  local pieces, rows = slot_pieces(slots)
+  out.append_key, out.append_value = { of_rows(rows) }, { of_rows(rows) }
+  for name, access in pairs(named) do
+    if access.kv_layout then out[name] = { of_pieces(pieces, access.kv_layout), pieces } end
+  end
+  return { slots = slots, parameter = "slot_mapping" }
+end
+
+function exact.dequantize(named, contents, out)
+  local cache, output, tables = named["paged_kv_cache (K)"], named.output_k, named.block_tables
+  local size, columns = accesses.page_size(cache), tables.shape[2]
+  local pieces, written, counts, rows = {}, {}, {}, {}
+  for b = 1, tables.shape[1] do
+    local length = math.max(0, math.min(contents.seq_lens[b], output.shape[2]))
+    counts[b], rows[b] = (length + size - 1) // size, { length = length }
+    for j = 0, counts[b] - 1 do
+      local page, tokens = contents.block_tables[(b - 1) * columns + j + 1], math.min(size, length - j * size)
+      if page >= 0 and page < cache.shape[1] then
+        pieces[#pieces + 1] = { page, 0, tokens, b - 1, j }
+        written[#written + 1] = { b - 1, j * size, tokens }
+        rows[b][#rows[b] + 1] = page
+      end
+    end
+  end
+  out.block_tables = { of_table(counts) }
+  out.output_k, out.output_v = { of_pieces(written) }, { of_pieces(written) }
+  for name, access in pairs(named) do
+    if access.kv_layout then out[name] = { of_pieces(pieces, access.kv_layout), pieces } end
+  end
+  return { rows = rows, parameter = "block_tables" }
+end
+
+function exact.materialize(named, contents, out, attributes)
+  local cache, tables, result = named.k_cache, named.block_tables, named.out or named.kv_cache_fp8
+  local size, columns, indptr = accesses.page_size(cache), tables.shape[#tables.shape], contents.kv_page_indptr
+  local planes = #tables.shape == 3 and 2 or 1
+  local most, last = named.fp8_block_tables.shape[2], result.shape[1] - 1
+  local pieces, written, counts, rows = { {}, {} }, { 0 }, {}, {}
+  for b = 1, tables.shape[1] do
+    local length = math.max(0, math.min(contents.seq_lens[b], attributes.max_kv_len))
+    local from = indptr and indptr[b] or (b - 1) * most
+    local low, high = math.max(from, 0) + 1, math.min(indptr and indptr[b + 1] or b * most, last) + 1
+    counts[b], rows[b] = 0, { length = length }
+    for j = 0, (length + size - 1) // size - 1 do
+      local target = from + 1 + j
+      if target >= low and target < high then
+        counts[b], written[#written + 1] = j + 1, target
+        for kv = 1, 2 do
+          local page = contents.block_tables[((b - 1) * planes + math.min(kv, planes) - 1) * columns + j + 1]
+          if page >= 0 and page < cache.shape[1] then
+            pieces[kv][#pieces[kv] + 1] = { page, 0, math.min(size, length - j * size), b - 1, j }
+            if kv == 1 then rows[b][#rows[b] + 1] = page end
+          end
+        end
+      end
+    end
+  end
+  out.block_tables = { of_table(counts) }
+  out.k_cache, out.k_block_scales = { of_pieces(pieces[1], "HND"), pieces[1] }, { of_pieces(pieces[1], "HND"), pieces[1] }
+  out.v_cache, out.v_block_scales = { of_pieces(pieces[2], "HND"), pieces[2] }, { of_interleaved(pieces[2]), pieces[2] }
+  out[result.parameter] = { of_rows(written) }
+  return { rows = rows, reads = planes == 2 and pieces[2] or nil, parameter = "block_tables" }
+end
+
+function exact.rope_insert(named, contents, out, attributes)
+  local ratio, positions = attributes.compress_ratio, contents.positions
+  local limit, slots, turned, looked = named.cos_sin_cache.shape[1], {}, {}, {}
+  local size, rotates = accesses.page_size(named.cache), attributes.apply_q_rope
+  for _, slot in ipairs(valid_slots(contents.slot_mapping, size, named.cache.shape[1])) do
+    local position = positions[slot[1] + 1]
+    looked[#looked + 1] = slot[1]
+    if (position + 1) % ratio == 0 and position >= 0 and position < limit then
+      slots[#slots + 1], turned[position // ratio * ratio] = slot, true
+    end
+  end
+  if rotates then
+    for _, position in ipairs(positions) do
+      if position >= 0 and position < limit then turned[position] = true end
+    end
+  end
+  local pieces, rows = slot_pieces(slots)
+  local table_rows = {}
+  for row in pairs(turned) do table_rows[#table_rows + 1] = row end
+  out.kv, out.cos_sin_cache, out.cache = { of_rows(rows) }, { of_rows(table_rows) }, { of_records(pieces), pieces }
+  if not rotates then out.positions = { of_rows(looked) } end
+  if named.q and named.q.write then -- in place: the 64 RoPE dimensions alone
+    local q = named.q
+    out.q = { rotates and of_boxes(function(list)
+      return spans.add_box(list, q.offset + 448 * 2, { { 64, 2 }, { q.shape[1] * q.shape[2], 1024 } }, 2)
+    end) or nothing }
+  end
+  return { slots = slots, parameter = "slot_mapping" }
+end
+
+function exact.mla_dequantize(named, contents, out)
+  local pieces = slot_pieces(valid_slots(contents.slots, accesses.page_size(named.cache), named.cache.shape[1]))
+  out.cache = { of_records(pieces), pieces }
+  return { parameter = "slots", reads = pieces }
+end
+
+--- Items and facts: {slots | rows, parameter}. `contents[parameter]` are bytes; without one of them all that hangs on it is
+--- unknown.
+function accesses.expand(observation, contents)
+  local named, out, facts = by_parameter(observation), {}, nil
+  local wanted = accesses.indices(observation)
+  if wanted then
+    local lists = {}
+    for name, access in pairs(wanted) do lists[name] = contents[name] and integers(contents[name], access.dtype) end
+    local complete = true
+    for name in pairs(wanted) do complete = complete and lists[name] ~= nil end
+    if complete then
+      facts = exact[observation.kernel](named, lists, out, observation.attributes)
+    else
+      for name in pairs(named) do out[name] = not wanted[name] and { unknown } or nil end
+    end
+  end
+  local items = {}
+  for i, access in ipairs(observation.accesses) do
+    local special = out[access.parameter] or { spans.of_view }
+    items[i] = new_item(access, special[1], special[2])
+    items[i].exact = out[access.parameter] ~= nil -- the view does not say which bytes
+    if observation.user_kernel then items[i].touch, items[i].write = true, false end
+  end
+  return items, facts
+end
+
+return accesses

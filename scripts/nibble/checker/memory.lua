@@ -1,0 +1,345 @@
+-- What is known of each storage: who used it and whether anything orders them, and which bytes were ever written.
+--
+-- An operation is {name, where, replay, point}; its items are those of accesses.lua. For each storage and stream there is a log
+-- of the accesses, oldest first. A new access is compared with those that no clock puts before it, and only then are bytes
+-- looked at.
+
+local spans = require "nibble.checker.spans"
+local clocks = require "nibble.checker.clocks"
+
+local memory = {}
+memory.__index = memory
+
+local MOST_VIEWS = 1024
+local LONGEST = 1024 -- accesses of one stream that are remembered for a storage; races with older ones are not seen
+
+--- `report(kind, operation, other, message)` takes what is found.
+function memory.new(clock, report)
+  return setmetatable({ clocks = clock, report = report, storages = {} }, memory)
+end
+
+--- The record of a storage. One that is not known, because it is older than the checker, counts as written.
+function memory:storage(id)
+  local storage = self.storages[id]
+  if not storage then
+    storage = { logs = {}, writers = {}, views = { count = 0 } }
+    self.storages[id] = storage
+  end
+  return storage
+end
+
+function memory:created(id, bytes, where)
+  -- written: a set of bytes; nil: all. fresh: the same, but emptied of a page when a pool's page changes hands; nil: no pool.
+  self.storages[id] = { logs = {}, writers = {}, views = { count = 0 }, bytes = bytes, written = bytes > 0 and {} or nil,
+    where = where }
+end
+
+function memory:freed(id)
+  self.storages[id] = nil
+end
+
+local function view_key(view)
+  return ("%s;%d;%s;%s"):format(view.dtype, view.offset, table.concat(view.shape, ","), table.concat(view.stride, ","))
+end
+
+--- The bytes of an item. Views are looked up: the same view is used again and again, and has the same list then.
+function memory:spans(item)
+  if item.exact then return item.spans() end
+  local views, key = self:storage(item.view.storage).views, view_key(item.view)
+  local known = views[key]
+  if known == nil then
+    if views.count == MOST_VIEWS then views = { count = 0 } end
+    known, views.count = item.spans() or false, views.count + 1
+    views[key], self:storage(item.view.storage).views = known, views
+  end
+  return known or nil
+end
+
+----------------------------------------------------------------------------------------------------------- the order
+
+local function verb(item) return item.write and "writes" or item.touch and "uses" or "reads" end
+
+local function shape_of(view) return ("%s {%s}"):format(view.dtype, table.concat(view.shape, ", ")) end
+
+--- Where a byte lies, in an item's own terms.
+function memory.place(item, byte)
+  local view = item.view
+  local size, at = spans.item_bytes[view.dtype], byte - view.offset
+  local text = (item.parameter or "argument") .. " " .. shape_of(view)
+  if item.pieces and view.kv_layout then
+    local token = view.kv_layout == "HND" and 3 or 2
+    local page = at // (view.stride[1] * size)
+    local entry = at % (view.stride[1] * size) // (view.stride[token] * size) % view.shape[token]
+    return ("%s, page %d, entry %d"):format(text, page, entry)
+  elseif item.pieces then
+    return ("%s, page %d"):format(text, at // (view.stride[1] * size))
+  end
+  return at > 0 and ("%s from byte %d"):format(text, at) or text
+end
+
+local function describe(point)
+  return point.host and "the host" or ("stream %d"):format(point.stream)
+end
+
+local function race(self, operation, item, entry, byte)
+  local other = entry.operation
+  self.report("race", operation, other, ("%s on %s %s %s while %s on %s %s it (%s): no event orders them"):format(
+    operation.name, describe(operation.point), verb(item), memory.place(item, byte), other.name, describe(other.point),
+    verb(entry.item), entry.item.parameter or "argument"))
+end
+
+-- The newest access of a stream that conflicts with an item, is not before `known`, and shares a byte with it.
+function memory:find_conflict(log, known, item)
+  for i = #log, 1, -1 do
+    local entry = log[i]
+    if entry.operation.point.epoch <= known then return nil end
+    if not entry.dead and (item.write or entry.item.write) then -- a kernel of the user's may only read, but it may
+      local mine, theirs = self:spans(item), self:spans(entry.item)
+      local byte = mine and theirs and spans.overlap(mine, theirs)
+      if byte then return entry, byte, i end
+    end
+  end
+end
+
+-- The newest conflict with another stream is reported, and then all goes on as if an event ordered the two: what is missing the
+-- same event is not reported again.
+function memory:check_order(operation, items)
+  local found = {}
+  for _, item in ipairs(items) do
+    for stream, log in pairs(self:storage(item.view.storage).logs) do
+      local known = clocks.known(operation.point, stream)
+      if stream ~= operation.point.stream and log.newest > known then
+        local entry, byte = self:find_conflict(log, known, item)
+        local best = found[stream]
+        if entry and (not best or entry.operation ~= best[1].operation and entry.serial > best[1].serial) then
+          found[stream] = { entry, item, byte }
+        end
+      end
+    end
+  end
+  local newest = {}
+  for _, hit in pairs(found) do newest[#newest + 1] = hit end
+  table.sort(newest, function(a, b) return a[1].serial > b[1].serial end)
+  for _, hit in ipairs(newest) do
+    local entry, item, byte = table.unpack(hit)
+    local other = entry.operation.point
+    if other.epoch > clocks.known(operation.point, other.stream) then
+      race(self, operation, item, entry, byte)
+      if not operation.point.host then
+        self.clocks:order(operation.point.stream, other)
+        operation.point.clock = self.clocks:now(operation.point.stream).clock
+      end
+    end
+  end
+end
+
+-- The log without what the host has waited for, what newer entries stand for, and more than is wanted.
+local function trimmed(log, settled)
+  local kept = { last = {}, newest = log.newest }
+  for i = math.max(1, #log - LONGEST // 2), #log do
+    local entry = log[i]
+    if not entry.dead and entry.operation.point.epoch > settled then
+      kept[#kept + 1] = entry
+      if entry.key then kept.last[entry.key] = entry end
+    end
+  end
+  return kept
+end
+
+function memory:remember(operation, items)
+  local point = operation.point
+  for _, item in ipairs(items) do
+    local storage = self:storage(item.view.storage)
+    local log = storage.logs[point.stream]
+    if not log then
+      log = { last = {} }
+      storage.logs[point.stream] = log
+    end
+    if #log >= LONGEST or #log % 64 == 63 then
+      log = trimmed(log, self.clocks.host[point.stream] or 0)
+      storage.logs[point.stream] = log
+    end
+    self.serial = (self.serial or 0) + 1
+    local entry = { operation = operation, item = item, serial = self.serial }
+    if not item.exact then -- the same view once more: the newer access says all that the older one did
+      local key = view_key(item.view) .. verb(item)
+      if log.last[key] then log.last[key].dead = true end
+      log.last[key], entry.key = entry, key
+    end
+    log[#log + 1] = entry
+    log.newest = point.epoch
+    if item.write or item.touch then storage.writers[point.stream] = point end
+  end
+end
+
+--- Forgets all about some streams (a set).
+function memory:forget(streams)
+  for _, storage in pairs(self.storages) do
+    for stream in pairs(streams) do storage.logs[stream], storage.writers[stream] = nil, nil end
+  end
+end
+
+--- The host has waited for what writes a storage.
+function memory:host_waits(id)
+  for _, point in pairs(self:storage(id).writers) do self.clocks:host_waits(point) end
+end
+
+--------------------------------------------------------------------------------------------------- what is there to read
+
+local function mark(self, item)
+  local storage = self:storage(item.view.storage)
+  if not storage.written and not storage.fresh then return end
+  local list = not item.touch and self:spans(item)
+  if not list then list = { spans.hull(item.view) } end
+  if storage.written then
+    spans.add(storage.written, list)
+    if storage.written[1] == 0 and storage.written[2] == storage.bytes then storage.written = nil end
+  end
+  if storage.fresh then spans.add(storage.fresh, list) end
+end
+
+--- The first byte of an item that nothing has written, or nil. For the pieces of a pool that an allocator watches: since the page
+--- was handed out. `skip[page]`: something worse was reported.
+function memory:first_unwritten(item, skip)
+  local storage = self:storage(item.view.storage)
+  if not storage.written and not (storage.fresh and item.pieces) then return nil end
+  local list = self:spans(item)
+  if not list then return nil end
+  if storage.written then
+    local low = spans.missing(storage.written, list)
+    if low then return low end
+  end
+  if not (storage.fresh and item.pieces) then return nil end
+  local low = spans.missing(storage.fresh, list)
+  if not low or not skip or not next(skip) then return low end
+  local stride = item.view.stride[1] * spans.item_bytes[item.view.dtype]
+  for i = 1, #list, 2 do
+    low = spans.missing(storage.fresh, { list[i], list[i + 1] })
+    if low and not skip[(low - item.view.offset) // stride] then return low end
+  end
+  return nil
+end
+
+function memory:check_written(operation, items, skip, page_owner)
+  for _, item in ipairs(items) do
+    if not item.write and not item.touch and not item.passes_on then
+      local byte = self:first_unwritten(item, skip)
+      if byte then
+        local storage = self:storage(item.view.storage)
+        local owner = page_owner and item.pieces and page_owner(item, byte)
+        local other = owner or storage.where and { name = "the storage", where = storage.where }
+        self.report("unwritten", operation, other, ("%s reads %s, which nothing has written"):format(operation.name,
+          memory.place(item, byte)) .. (owner and " since the page was handed out" or ""))
+        return
+      end
+    end
+  end
+end
+
+-- A copy and its like pass on what is there, written or not: chunks {from, to, bytes} are what becomes what.
+local function pass_on(self, from, to, chunks)
+  local source, target = self:storage(from.view.storage), self:storage(to.view.storage)
+  if not target.written and target.bytes then target.written = { 0, target.bytes } end
+  for _, field in ipairs { "written", "fresh" } do
+    local set = field == "fresh" and (source.fresh or source.written) or source.written
+    if target[field] then
+      for _, chunk in ipairs(chunks) do
+        local low, high = chunk[1], chunk[1] + chunk[3]
+        if not set or spans.has(set, low, high) then
+          spans.add(target[field], { chunk[2], chunk[2] + chunk[4] })
+        else
+          local size = chunk[4] // (chunk[3] // chunk[5])
+          spans.remove(target[field], { chunk[2], chunk[2] + chunk[4] })
+          for a, b in spans.within(set, low, high) do -- whole elements
+            local first, last = (a - low) // chunk[5], (b - low) // chunk[5]
+            if first < last then spans.add(target[field], { chunk[2] + first * size, chunk[2] + last * size }) end
+          end
+        end
+      end
+    end
+  end
+  if target.written and target.written[1] == 0 and target.written[2] == target.bytes then target.written = nil end
+end
+
+-- Runs of neighbours in both views of a copy; nil: too many.
+local function copy_chunks(from, to)
+  local a, b = spans.item_bytes[from.dtype], spans.item_bytes[to.dtype]
+  local dims, gap = {}, #to.shape - #from.shape
+  for i, size in ipairs(to.shape) do
+    local stride = i > gap and from.shape[i - gap] ~= 1 and from.stride[i - gap] or 0
+    if size == 0 then return {} end
+    if size > 1 then dims[#dims + 1] = { size, stride, to.stride[i] } end
+  end
+  local run = 1
+  while #dims > 0 and dims[#dims][2] == run and dims[#dims][3] == run do run = run * table.remove(dims)[1] end
+  local count = 1
+  for _, dim in ipairs(dims) do count = count * dim[1] end
+  if count > 65536 then return nil end
+  local chunks = {}
+  local function walk(i, x, y)
+    if i > #dims then
+      chunks[#chunks + 1] = { from.offset + x * a, to.offset + y * b, run * a, run * b, a }
+      return
+    end
+    for k = 0, dims[i][1] - 1 do walk(i + 1, x + k * dims[i][2], y + k * dims[i][3]) end
+  end
+  walk(1, 0, 0)
+  return chunks
+end
+
+-- V scales in another order: byte by byte inside 4 tokens of a page and head.
+local function swizzle_chunks(from, to, inverse)
+  local token = from.kv_layout == "HND" and 3 or 2
+  local pages, tokens, heads, blocks = from.shape[1], from.shape[token], from.shape[5 - token], from.shape[4]
+  if pages * tokens * heads * blocks > 65536 then return nil end
+  local chunks = {}
+  for page = 0, pages - 1 do
+    for head = 0, heads - 1 do
+      for t = 0, tokens - 1 do
+        for s = 0, blocks - 1 do
+          local row, column = t // 4 * 4 + s // (blocks // 4), s % (blocks // 4) * 4 + t % 4
+          local x, y = { t, s }, { row, column }
+          if inverse then x, y = y, x end
+          local function at(view, where)
+            return view.offset + page * view.stride[1] + head * view.stride[5 - token] + where[1] * view.stride[token] + where[2]
+          end
+          chunks[#chunks + 1] = { at(from, x), at(to, y), 1, 1, 1 }
+        end
+      end
+    end
+  end
+  return chunks
+end
+
+--- The items of an operation that only moves what is there: its source is not read yet. Else nil.
+function memory.find_passing(observation, items)
+  if observation.kernel ~= "copy" and observation.kernel ~= "swizzle" then return nil end
+  local from, to
+  for _, item in ipairs(items) do
+    if item.write then to = item else from = item end
+  end
+  return { from = from, to = to, swizzle = observation.kernel == "swizzle", inverse = observation.attributes.inverse }
+end
+
+function memory:write(items, passing)
+  if passing then
+    local from, to = self:storage(passing.from.view.storage), self:storage(passing.to.view.storage)
+    local list = (from.written or (to.fresh and from.fresh)) and self:spans(passing.from)
+    if list and ((from.written and spans.missing(from.written, list))
+        or (to.fresh and from.fresh and spans.missing(from.fresh, list))) then
+      local chunks
+      if passing.swizzle then
+        chunks = swizzle_chunks(passing.from.view, passing.to.view, passing.inverse)
+      else
+        chunks = copy_chunks(passing.from.view, passing.to.view)
+      end
+      if chunks then return pass_on(self, passing.from, passing.to, chunks) end
+    end
+    return mark(self, passing.to)
+  end
+  for _, item in ipairs(items) do
+    if item.write or item.touch then mark(self, item) end
+  end
+end
+
+return memory
