@@ -210,8 +210,14 @@ static __device__ __forceinline__ void materialize_few(const struct nib_material
     materialize_few_of<0>(p);
 }
 
-/* 8-byte loads of codes, 16-byte stores. */
-NIB_ENTRY(materialize, 256, 4, nib_materialize_params)
+/* 8-byte loads of codes, 16-byte stores: four heads at a time for many pages, */
+NIB_ENTRY(materialize, 256, 3, nib_materialize_params)
+{
+  materialize<false, 4>(p);
+}
+
+/* two for few pages or heads. */
+NIB_ENTRY(materialize_two, 256, 4, nib_materialize_params)
 {
   materialize<false, 2>(p);
 }

@@ -94,13 +94,13 @@ static void materialize(const struct nib_materialize_params *p, int32_t multipro
     set(g->grid, p->max_pages, p->batch + 1, 2 * p->heads);
     if (g->grid[1] <= MAX_Y && g->grid[2] <= MAX_Y) return;
   }
-  g->entry = wide ? NIB_CUDA_ENTRY_MATERIALIZE : NIB_CUDA_ENTRY_MATERIALIZE_NARROW;
-  int64_t x = part(blocks, 256), y = part(p->page_size, 256 / x), z = 1;
-  if (x * y < 128) z = part(p->heads, least(64, 128 / (x * y)));
   /* Eight heads per thread spare it the way to its page; few pages are rather spread over the multiprocessors. */
-  int64_t spread = pieces(p->heads, pages < 2 * multiprocessors ? z : 8 * z);
+  bool many = pages >= 2 * multiprocessors, four = many && p->heads > 2;
+  g->entry = !wide ? NIB_CUDA_ENTRY_MATERIALIZE_NARROW : four ? NIB_CUDA_ENTRY_MATERIALIZE : NIB_CUDA_ENTRY_MATERIALIZE_TWO;
+  int64_t x = part(blocks, 256), y = part(p->page_size, 256 / x), z = 1;
+  if (x * y < 128) z = part(wide && four ? pieces(p->heads, 4) : p->heads, least(64, 128 / (x * y)));
   set(g->block, x, y, z);
-  set(g->grid, at_least_1(p->max_pages), least(p->batch + 1, MAX_Y), least(spread, MAX_Y));
+  set(g->grid, at_least_1(p->max_pages), least(p->batch + 1, MAX_Y), least(pieces(p->heads, many ? 8 * z : z), MAX_Y));
 }
 
 static void dequantize(const struct nib_dequantize_params *p, int32_t multiprocessors, struct nib_cuda_geometry *g) {

@@ -15,6 +15,7 @@
   X(APPEND_FEW_F16, APPEND, append, append_few_f16)                        \
   X(APPEND_NARROW, APPEND, append, append_narrow)                          \
   X(MATERIALIZE, MATERIALIZE, materialize, materialize)                    \
+  X(MATERIALIZE_TWO, MATERIALIZE, materialize, materialize_two)            \
   X(MATERIALIZE_FEW, MATERIALIZE, materialize, materialize_few)            \
   X(MATERIALIZE_NARROW, MATERIALIZE, materialize, materialize_narrow)      \
   X(DEQUANTIZE_BF16, DEQUANTIZE, dequantize, dequantize_bf16)              \
