@@ -115,6 +115,7 @@ struct nib_device {
   nib_stream *default_stream, *streams;
   struct nib_capture *capture; /* the open one */
   struct nib_storage *storages;
+  nib_module *modules;
   struct nib_deferred *limbo;
   struct nib_fault *fault; /* in memory that kernels reach */
   nib_memory_info memory;
@@ -219,6 +220,7 @@ nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_
 /* ---- module.c ---- */
 void nib_module_retain(nib_module *module);
 struct nib_uses *nib_module_uses(nib_module *module);
+void nib_modules_close(nib_device *device); /* unloads what hosts still hold */
 
 /* ---- graph.c ---- */
 nib_status nib_record(nib_stream *stream, const struct nib_work *work, const struct nib_access *accesses, int32_t access_count);

@@ -6,6 +6,7 @@
 /* Its deferred uses are the launches of its kernels. */
 struct nib_module {
   struct nib_deferred deferred;
+  nib_module *next, *previous; /* all of the device */
   int32_t references; /* handles, kernels and graph nodes */
   void *impl;         /* the device's */
 };
@@ -21,7 +22,14 @@ struct nib_user_kernel {
 static void module_destroy(struct nib_deferred *self) {
   nib_module *module = (nib_module *)self;
   nib_runtime *rt = self->device->runtime;
-  if (!rt->closed) self->device->backend->module_unload(self->device, module->impl);
+  if (!rt->closed) {
+    self->device->backend->module_unload(self->device, module->impl);
+    if (module->next) module->next->previous = module->previous;
+    if (module->previous)
+      module->previous->next = module->next;
+    else
+      self->device->modules = module->next;
+  }
   nib_uses_free(rt, &self->uses);
   nib_free(rt, module, sizeof *module);
   nib_handle_removed(rt);
@@ -29,6 +37,11 @@ static void module_destroy(struct nib_deferred *self) {
 
 void nib_module_retain(nib_module *module) { module->references++; }
 struct nib_uses *nib_module_uses(nib_module *module) { return &module->deferred.uses; }
+
+void nib_modules_close(nib_device *device) {
+  for (nib_module *module = device->modules; module; module = module->next) device->backend->module_unload(device, module->impl);
+  device->modules = NULL;
+}
 
 void nib_module_release(nib_module *module) {
   if (module && --module->references == 0) nib_defer(&module->deferred);
@@ -67,6 +80,9 @@ nib_status nib_module_create(nib_device *device, const void *image, size_t bytes
   module->deferred.device = device;
   module->deferred.destroy = module_destroy;
   module->references = 1;
+  module->next = device->modules;
+  if (module->next) module->next->previous = module;
+  device->modules = module;
   nib_handle_added(rt);
   *out = module;
   return NIB_OK;
@@ -138,7 +154,7 @@ static nib_status check_extent(nib_stream *stream, const char *name, const uint3
   uint64_t product = 1;
   for (int i = 0; i < 3; i++) {
     if (size[i] == 0) return nib_fail(stream->device->runtime, NIB_INVALID, "kernel:launch: %s: expected sizes >= 1, got 0", name);
-    product *= size[i];
+    if (product <= most) product *= size[i]; /* else it might wrap around */
   }
   if (product <= most) return NIB_OK;
   return nib_fail(stream->device->runtime, NIB_INVALID, "kernel:launch: %s: expected at most %llu threads, got %llu", name,

@@ -167,6 +167,7 @@ static void close_device(nib_device *device) {
     storage->data = NULL;
   }
   device->storages = NULL;
+  nib_modules_close(device);
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
     if (stream->impl) device->backend->stream_close(stream);
   device->backend->device_close(device);
