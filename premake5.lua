@@ -158,7 +158,7 @@ end
 -- Objects depend on the headers that they include, but makefiles do not make them depend on flags or on the list of sources.
 if _ACTION == "gmake" then
   os.mkdir("build")
-  local tools = { _PREMAKE_VERSION, read("premake5.lua"), lua_cflags, edit_cflags, os.getenv("CC") or "" }
+  local tools = { _PREMAKE_VERSION, read("premake5.lua"), lua_cflags, edit_cflags, os.getenv("CC") or "", nvcc or "" }
   local list = table.concat(runtime_sources, "\n") .. "\n" .. table.concat(binding_sources, "\n") .. "\n" ..
     table.concat(command_sources, "\n")
   local flags_changed = write_if_changed("build/tools.txt", table.concat(tools, "\n"))

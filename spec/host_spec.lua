@@ -3,44 +3,10 @@
 local process = require("spec.support.runtime_process")
 local standin = require("spec.support.standin")
 
-local quote = process.quote
-local host = process.root .. "spec/support/host/"
-local build = process.command():match("^(.*/)[^/]*$") or process.build()
-local library = build .. "libnibble.a"
+local program = require("spec.support.host_program")
 
--- What these specs link and look into; a machine that only runs nibble may lack it.
-local function has_library()
-  local file = io.open(library, "rb")
-  if not file then pending("no libnibble.a beside the command: a build is not here") end
-  file:close()
-end
-
-local function compiler()
-  for _, name in ipairs({ os.getenv("CC") or "cc", "gcc", "clang" }) do
-    if process.has(name) then return name end
-  end
-end
-
-local function flags()
-  return process.sanitized() and "-fsanitize=address,undefined -fno-omit-frame-pointer" or ""
-end
-
--- Compiles and runs a host program. `opts.libraries`: before the system's; `opts.args`: the program's; `opts.before`: shell text in
--- front of it.
-local function run(name, opts)
-  opts = opts or {}
-  local cc = compiler()
-  if not cc then return pending("there is no C compiler (cc, gcc, clang)") end
-  if not opts.library then has_library() end
-  local program = os.tmpname()
-  local built = process.run(table.concat({ cc, "-std=c11 -D_DEFAULT_SOURCE -O1 -g -Wall -Wextra -Werror", flags(),
-    opts.cflags or "", "-I", quote(process.root .. "runtime"), "-o", program, quote(host .. name .. ".c"),
-    opts.library or quote(library), opts.libraries or "", "-lm -lpthread -ldl" }, " "))
-  assert.same({ status = 0, stdout = "", stderr = "" }, built)
-  local result = process.run((opts.before or "") .. "cd / && timeout -k 5 300 " .. program .. " " .. (opts.args or ""))
-  os.remove(program)
-  assert.same({ status = 0, stdout = "", stderr = "" }, result)
-end
+local quote, run, library = process.quote, program.run, program.library
+local compiler, has_library = program.compiler, program.needs_library
 
 describe("a host in C", function()
   it("is told every status by name, versions, and what is wrong with a configuration or an argument", function()
@@ -96,10 +62,9 @@ describe("a host in C", function()
   it("may open and close hundreds of Lua states with the module", function()
     local module = package.searchpath("nibble", package.cpath)
     if not module then return pending("no nibble.so on package.cpath: the module is built into the interpreter") end
-    local lua = process.run("pkg-config --cflags --libs lua5.4")
-    if lua.status ~= 0 then return pending("no development files of Lua 5.4 here (pkg-config lua5.4)") end
+    local lua = program.lua_flags()
     local path = process.run("cd " .. quote(module:match("^(.*)/")) .. " && pwd").stdout:gsub("%s+$", "") .. "/?.so"
-    run("lua_states", { cflags = "-rdynamic", library = "", libraries = lua.stdout:gsub("%s+$", ""),
+    run("lua_states", { cflags = "-rdynamic", library = "", libraries = lua,
       args = quote(path) })
   end)
 end)

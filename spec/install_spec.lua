@@ -105,11 +105,11 @@ describe("the installed tree", function()
   end)
 
   it("is put together in DESTDIR, without a trace of it in the files", function()
-    make_install(("PREFIX=/opt/nibble DESTDIR='%s/a package'"):format(folder))
-    local staged = folder .. "/a package/opt/nibble"
+    make_install(("PREFIX=/opt/nibble DESTDIR='%s/a stage'"):format(folder))
+    local staged = folder .. "/a stage/opt/nibble"
     local list = "cd %s && find * | sort"
     assert.equal(process.run(list:format(quote(prefix))).stdout, process.run(list:format(quote(staged))).stdout)
-    assert.same({ status = 1, stdout = "", stderr = "" }, process.run(("grep -rl 'a package' %s"):format(quote(staged))))
+    assert.same({ status = 1, stdout = "", stderr = "" }, process.run(("grep -rl 'a stage' %s"):format(quote(staged))))
     assert.matches("^prefix=/opt/nibble\n", process.read(staged .. "/lib/pkgconfig/nibble.pc"))
   end)
 
@@ -198,7 +198,7 @@ describe("the installed tree", function()
 
   it("has scenarios and examples that run from it", function()
     local scripts = prefix .. "/share/nibble/scripts"
-    local result = away(("%s/bin/nibble %s/scenarios/decode.lua --steps 1 --requests 1"):format(prefix, scripts))
+    local result = away(("%s/bin/nibble scenario decode --steps 1 --requests 1"):format(prefix))
     assert.same({ 0, "" }, { result.status, result.stderr })
     assert.matches("\nok: ", result.stdout)
     for _, example in ipairs(lines(process.run("ls " .. scripts .. "/examples/*.lua").stdout)) do
@@ -255,7 +255,7 @@ describe("the installed tree", function()
           assert.is_truthy(page:find("\n" .. macro, 1, true) or page:find(" " .. macro:sub(2), 1, true), macro)
         end
       end
-      assert.equal(6, names)
+      assert.is_true(names >= 8)
     end)
   end)
 

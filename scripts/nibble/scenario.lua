@@ -33,7 +33,9 @@ local run_class = require "nibble.run"
 
 local scenario = {}
 
-local folder = (debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or ".") .. "/../scenarios/"
+local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
+local folder = here .. "/../scenarios/"
+if not io.open(folder .. "decode.lua") then folder = here .. "/../../../nibble/scripts/scenarios/" end -- of an installed tree
 
 ------------------------------------------------------------------------------------------------------------- definitions
 
