@@ -164,7 +164,7 @@ function kv.new(run, opts)
   for l, layer in ipairs(source) do self.layers[l] = make_layer(self, opts, layer) end
   for l, layer in ipairs(self.layers) do
     watch(self, run, layer, source[l])
-    if pages.watch then pages.watch(self.allocator, layer.pool) end
+    pages.watch(self.allocator, layer.pool)
   end
   return self
 end

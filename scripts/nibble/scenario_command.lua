@@ -115,7 +115,6 @@ local function read_options(scenario, def, arguments)
   for name in pairs(def.parameters) do
     attempt.p[name], named[name] = opts[name:gsub("_", "-")], given[name:gsub("_", "-")]
   end
-  if opts.check and not nibble.check then return nil, misuse("--check: this build has no checked mode") end
   local valid, why = scenario.valid(def, attempt, named)
   if not valid then return nil, misuse("%s", why) end
   return attempt, opts.report
