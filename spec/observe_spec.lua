@@ -10,13 +10,6 @@ local function here() return debug.getinfo(2, "l").currentline end
 describe("observe", function()
   local seen
 
-  -- What earlier specs left is released before anything is counted, and nothing else meanwhile.
-  before_each(function()
-    for _ = 1, 2 do collectgarbage() end
-    collectgarbage("stop")
-  end)
-  after_each(function() collectgarbage("restart") end)
-
   local function start()
     seen = {}
     nibble.observe(function(o) seen[#seen + 1] = o end)

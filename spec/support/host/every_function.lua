@@ -130,6 +130,8 @@ local calls = {
   ["tensor:__newindex"] = function() columns[{ 2, 3 }] = 4 end,
   ["tensor:__tostring"] = function() assert(#tostring(columns) > 50 and #tostring(slot) > 50) end,
 
+  ["tensor:storage"] = function() assert(t:storage() > 0) end,
+
   ["stream:scope"] = function() s:scope(function() t:fill(1) end) end,
   ["stream:synchronize"] = function() s:synchronize() end,
   ["stream:record"] = function() s:record() end,
