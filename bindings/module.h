@@ -55,6 +55,7 @@ typedef struct nib_lua_state {
   uint64_t next_seed;
   int busy; /* Lua code runs (a finalizer or a hook) while a C function of the module holds handles */
   struct nib_lua_observation *observed, *observed_last; /* not told to Lua's observers yet */
+  uint64_t observed_count; /* of all */
   bool observations_lost;
   bool telling;    /* observers run: what they do themselves is not observed */
   bool collecting; /* the collector releases a handle */
@@ -66,7 +67,7 @@ enum {
   NIB_LUA_SCOPES,                           /* array of the streams of the running scopes */
   NIB_LUA_DEFAULT_STREAMS,                  /* by device */
   NIB_LUA_TICK,                             /* see nib_lua_tick */
-  NIB_LUA_OBSERVERS,                        /* array of names and functions in turn */
+  NIB_LUA_OBSERVERS,                        /* array of a name, a function and a number, in turn */
   NIB_LUA_USER_VALUES = NIB_LUA_OBSERVERS
 };
 

@@ -19,6 +19,7 @@ struct access {
 
 struct nib_lua_observation {
   struct nib_lua_observation *next;
+  uint64_t number;
   bool collected;
   nib_observation seen; /* its arrays and `kernel` lie behind: accesses as `struct access` */
   const struct access *accesses;
@@ -45,7 +46,9 @@ static void keep(void *user, const nib_observation *seen) {
   }
   struct nib_lua_observation *kept = cut(&block, sizeof *kept);
   struct access *access = cut(&block, accesses);
-  *kept = (struct nib_lua_observation){ .collected = state->collecting, .seen = *seen, .accesses = access };
+  *kept = (struct nib_lua_observation){
+    .number = ++state->observed_count, .collected = state->collecting, .seen = *seen, .accesses = access
+  };
   kept->seen.access_count = 0;
   for (int32_t i = 0; i < seen->access_count; i++) {
     const nib_tensor *tensor = seen->accesses[i].tensor;
@@ -207,9 +210,15 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
 
 /* Tells all observers of one observation (a light userdata). */
 static int tell(lua_State *L) {
+  const struct nib_lua_observation *kept = lua_touserdata(L, 1);
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
-  push_observation(L, lua_touserdata(L, 1));
-  for (lua_Integer i = 2; lua_rawgeti(L, 2, i) != LUA_TNIL; i += 2) { /* {name, function, name, function ...} */
+  push_observation(L, kept);
+  for (lua_Integer i = 1; lua_rawgeti(L, 2, i) != LUA_TNIL; i += 3) {
+    lua_rawgeti(L, 2, i + 2);
+    bool concerned = (uint64_t)lua_tointeger(L, -1) < kept->number; /* not what was done before it came */
+    lua_pop(L, 2);
+    if (!concerned) continue;
+    lua_rawgeti(L, 2, i + 1);
     lua_pushvalue(L, 3);
     lua_call(L, 1, 0);
   }
@@ -253,19 +262,20 @@ int nib_lua_observe(lua_State *L) {
   lua_newtable(L);
   lua_Integer count = 0;
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
-  for (lua_Integer i = 1; lua_rawgeti(L, 4, i) != LUA_TNIL; i += 2) {
-    if (strcmp(lua_tostring(L, -1), name) != 0) {
+  for (lua_Integer i = 1; lua_rawgeti(L, 4, i) != LUA_TNIL; i += 3) {
+    bool other = strcmp(lua_tostring(L, -1), name) != 0;
+    lua_pop(L, 1);
+    for (int k = 0; other && k < 3; k++) {
+      lua_rawgeti(L, 4, i + k);
       lua_rawseti(L, 3, ++count);
-      lua_rawgeti(L, 4, i + 1);
-      lua_rawseti(L, 3, ++count);
-    } else {
-      lua_pop(L, 1);
     }
   }
   if (!lua_isnil(L, 1)) {
     lua_pushstring(L, name);
     lua_rawseti(L, 3, ++count);
     lua_pushvalue(L, 1);
+    lua_rawseti(L, 3, ++count);
+    lua_pushinteger(L, (lua_Integer)state->observed_count);
     lua_rawseti(L, 3, ++count);
   }
   lua_pushvalue(L, 3);

@@ -1,4 +1,4 @@
--- Checked mode against brute force, on random programs; and the sets of bytes that it is made of.
+-- Checked mode against brute force, on random programs; on the scripts that come with nibble; and the sets of bytes that it is made of.
 local nibble = require "nibble"
 local pages = require "nibble.pages"
 local programs = require "spec.support.programs"
@@ -156,4 +156,15 @@ describe("sets of bytes", function()
       for byte in pairs(truth) do assert.is_true(byte >= low and byte < high) end
     end
   end)
+end)
+
+describe("checked mode has nothing to report of", function()
+  local process = require "spec.support.runtime_process"
+  for _, script in ipairs { "examples/capture_and_replay.lua", "examples/prefix_sharing.lua", "examples/quantize_block.lua",
+    "scenarios/decode.lua --steps 12", "scenarios/decode.lua --layout NHD --random --steps 8 --requests 6" } do
+    it(script, function()
+      local result = process.run(process.quote(process.command()) .. " --check " .. process.quote(process.root) .. "scripts/" .. script)
+      assert.same({ 0, "" }, { result.status, result.stderr })
+    end)
+  end
 end)

@@ -592,14 +592,3 @@ assert(not ok and message:find("block_tables: expected a page index of the cache
     nibble.check(false)
   end)
 end)
-
-describe("checked mode has nothing to report of", function()
-  local process = require "spec.support.runtime_process"
-  for _, script in ipairs { "examples/capture_and_replay.lua", "examples/prefix_sharing.lua", "examples/quantize_block.lua",
-    "scenarios/decode.lua --steps 12", "scenarios/decode.lua --layout NHD --random --steps 8 --requests 6" } do
-    it(script, function()
-      local result = process.run(process.quote(process.command()) .. " --check " .. process.quote(process.root) .. "scripts/" .. script)
-      assert.same({ 0, "" }, { result.status, result.stderr })
-    end)
-  end
-end)

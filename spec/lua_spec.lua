@@ -357,6 +357,8 @@ describe("arguments #quick", function()
         if name ~= "close" and name ~= "save" then try(name, method, objects()[class]) end
       end
     end
+    nibble.check(false) -- which was tried, too
+    for _, name in ipairs { "", "x", "cpu", "uint8" } do nibble.observe(nil, name) end
     pcall(nibble.check_faults)
     assert.equal(3, nibble.full(1, 3):item())
   end)
@@ -404,6 +406,11 @@ describe("calls near the limits of the stack", function()
       function() nibble.tensor({ { 1, 2 }, { 3, 4 } }) end, function() t:narrow(7, 1, 1):fill(2) end,
       function() return t.shape, t:stride() end, function() s:scope(function() end) end,
       function() s:capture(function() t:fill(1) end) end,
+      function()
+        local value <close> = setmetatable({}, { __close = function() nibble.observe(nil) end }) -- luacheck: ignore 211
+        nibble.observe(function(o) return #o.kind end)
+        t:narrow(7, 1, 1):fill(2)
+      end,
     }) do
       local _, raised = recurse(limit - 60, body)
       assert.is_true(raised > 0, "the limit was not reached")

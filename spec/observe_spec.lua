@@ -230,6 +230,17 @@ describe("observe", function()
     assert.same({ 1, 2 }, { first, second })
   end)
 
+  it("tells an observer nothing of what was done before it came", function()
+    local told = {}
+    nibble.observe(function() end, "second")
+    local t = nibble.zeros(1 << 10) -- luacheck: ignore 231
+    t = nil -- luacheck: ignore 311
+    collectgarbage() -- released now, told with the next call
+    nibble.observe(function(o) told[#told + 1] = o.kind end)
+    nibble.stream()
+    assert.same({ "stream_created" }, told)
+  end)
+
   it("does not observe what an observer does, and refuses it nothing", function()
     local count, sum = 0, nil
     nibble.observe(function(o)
