@@ -103,7 +103,8 @@ int nib_lua_check_reports(lua_State *L);
 /* Where a C function could raise an error: tells what was observed to the observers. Their errors are raised. */
 #define NIB_LUA_OBSERVED(L)                                               \
   do {                                                                    \
-    if (nib_lua_get_state(L)->observed) nib_lua_tell(L);                  \
+    const nib_lua_state *observing = nib_lua_get_state(L);                \
+    if (observing->observed || observing->observations_lost) nib_lua_tell(L); \
   } while (0)
 
 /* Evaluates `call`; once more after a collection if memory has run out; raises an error if it fails. */

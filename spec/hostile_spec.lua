@@ -20,7 +20,7 @@ describe("memory that fails at any step", function()
     program.needs_library()
     local root = process.run("cd " .. quote(process.root) .. " && pwd").stdout:gsub("\n$", "")
     program.run("every_function", {
-      cflags = "-Wl,--wrap=realloc,--wrap=free -I " .. quote(process.root .. "bindings"),
+      cflags = "-Wl,--wrap=realloc,--wrap=malloc,--wrap=free -I " .. quote(process.root .. "bindings"),
       library = quote(program.build .. "libnibble_lua.a") .. " " .. quote(program.library), libraries = program.lua_flags(),
       args = quote(root .. "/spec/support/host/every_function.lua") .. " " .. scratch .. " count", stdout = counts,
     })

@@ -84,6 +84,7 @@ ENTRY(shapes) {
   CHECK(nib_tensor_device(w->floats) == w->device && nib_tensor_dtype(w->floats) == NIB_FLOAT32);
   CHECK(nib_tensor_ndim(w->floats) == 2 && nib_tensor_shape(w->floats)[1] == 6 && nib_tensor_stride(w->floats)[0] == 6);
   CHECK(nib_tensor_numel(w->floats) == 24 && nib_tensor_is_contiguous(w->floats) && nib_tensor_data(w->floats));
+  CHECK(nib_tensor_storage(w->floats) > 0 && nib_tensor_offset_bytes(w->floats) == 0 && !nib_tensor_is_pinned(w->floats));
   CHECK(nib_tensor_same_view(w->floats, w->floats) && !nib_tensor_same_view(w->floats, w->columns));
   return NIB_OK;
 }
@@ -92,6 +93,7 @@ ENTRY(handles) {
   const int32_t *deps;
   CHECK(nib_stream_device(w->stream) == w->device && nib_stream_id(w->stream) != nib_stream_id(w->other));
   CHECK(nib_stream_is_capturing(w->stream) == (w->inside != NULL));
+  CHECK((nib_stream_handle(w->stream) != NULL) == (strcmp(device_name(), "cpu") != 0));
   CHECK(nib_event_device(w->event) == w->device && nib_graph_device(w->graph) == w->device);
   CHECK(nib_graph_node_count(w->graph) == 2 && strcmp(nib_graph_node_name(w->graph, 1), "fill") == 0);
   CHECK(nib_graph_node_deps(w->graph, 1, &deps) == 1 && deps[0] == 0);
@@ -202,6 +204,9 @@ ENTRY(tensor_copy_across) {
   if (status == NIB_OK) status = nib_tensor_copy(w->stream, w->integers, w->made.tensors[0]);
   return status;
 }
+ENTRY(tensor_copy_between) { return nib_tensor_copy_between(w->stream, w->other, w->integers, w->columns); }
+ENTRY(tensor_copy_wait) { return nib_tensor_copy_wait(w->integers, w->columns, -1); }
+ENTRY(tensor_create_pinned) { return nib_tensor_create_pinned(w->runtime, NIB_INT64, SHAPE(3, 5), &w->made.tensors[0]); }
 ENTRY(tensor_fill) { return nib_tensor_fill(w->stream, w->columns, NIB_INTEGER(4)); }
 ENTRY(tensor_arange) { return nib_tensor_arange(w->stream, w->floats, NIB_INTEGER(0), NIB_REAL(0.5)); }
 ENTRY(tensor_random_normal) { return nib_tensor_random_normal(w->stream, w->floats, 1); }
@@ -301,6 +306,43 @@ ENTRY(graph_dot) {
   return status;
 }
 
+ENTRY(graph_driver_dot) {
+  char text[20000];
+  size_t needed = 0;
+  nib_status status = nib_graph_driver_dot(w->graph, text, sizeof text, &needed);
+  CHECK(status != NIB_OK || needed > 20);
+  return status;
+}
+ENTRY(graph_wait) { return nib_graph_wait(w->graph, -1); }
+
+/* ---- The host's context and streams: what is refused, and observing ------------------------------------------------ */
+
+ENTRY(wrap_nothing) {
+  CHECK(nib_device_use_context(w->device, NULL) != NIB_OK);
+  CHECK(nib_stream_wrap(w->device, NULL, &w->made.stream) != NIB_OK && !w->made.stream);
+  return NIB_OK;
+}
+
+static void count_observations(void *user, const nib_observation *observation) {
+  CHECK(*nib_observation_name(observation->kind) != '?');
+  ++*(int *)user;
+}
+
+ENTRY(observe) {
+  int count = 0;
+  nib_runtime_observe(w->runtime, count_observations, &count);
+  nib_status status = nib_tensor_fill(w->stream, w->floats, NIB_REAL(1));
+  nib_runtime_observe(w->runtime, NULL, NULL);
+  CHECK(status != NIB_OK || count == 1);
+  return status;
+}
+
+ENTRY(peek) {
+  float values[2];
+  int64_t two = 2, one = 1;
+  return nib_peek(w->runtime, nib_tensor_storage(w->floats), NIB_FLOAT32, 0, 1, &two, &one, values, sizeof values);
+}
+
 /* ---- Kernels of your own: UNAVAILABLE on the CPU ------------------------------------------------------------------- */
 
 ENTRY(compile) {
@@ -384,7 +426,8 @@ static const struct entry entries[] = {
   { devices, "nib_device_count nib_device_at nib_device_get_info nib_device_runtime nib_runtime_user nib_device_memory "
              "nib_device_is_capturing nib_error", 0 },
   { shapes, "nib_tensor_device nib_tensor_dtype nib_tensor_ndim nib_tensor_shape nib_tensor_stride nib_tensor_numel "
-            "nib_tensor_is_contiguous nib_tensor_data nib_tensor_same_view", 0 },
+            "nib_tensor_is_contiguous nib_tensor_data nib_tensor_same_view "
+            "nib_tensor_storage nib_tensor_offset_bytes nib_tensor_is_pinned", 0 },
   { handles, "nib_stream_device nib_stream_id nib_stream_is_capturing nib_event_device nib_graph_device nib_graph_node_count "
              "nib_graph_node_name nib_graph_node_deps", 0 },
   { kernels, "nib_module_device nib_user_kernel_device nib_user_kernel_name nib_user_kernel_attributes nib_user_kernel_param_count "
@@ -411,6 +454,9 @@ static const struct entry entries[] = {
   { tensor_copy, "nib_tensor_copy", 0 },
   { tensor_copy_overlapping, "nib_tensor_copy", 0 },
   { tensor_copy_across, "nib_tensor_copy", 0 },
+  { tensor_copy_between, "nib_tensor_copy_between", 0 },
+  { tensor_copy_wait, "nib_tensor_copy_wait", 0 },
+  { tensor_create_pinned, "nib_tensor_create_pinned", 0 },
   { tensor_fill, "nib_tensor_fill", 0 },
   { tensor_arange, "nib_tensor_arange", 0 },
   { tensor_random_normal, "nib_tensor_random_normal", 0 },
@@ -438,6 +484,11 @@ static const struct entry entries[] = {
   { capture_update, "nib_capture_begin nib_capture_end", 0 },
   { graph_replay, "nib_graph_replay", 0 },
   { graph_dot, "nib_graph_dot", 0 },
+  { graph_driver_dot, "nib_graph_driver_dot", 0 },
+  { graph_wait, "nib_graph_wait", 0 },
+  { wrap_nothing, "nib_device_use_context nib_stream_wrap nib_stream_handle", 0 },
+  { observe, "nib_runtime_observe nib_observation_name", 0 },
+  { peek, "nib_peek", 0 },
   { compile, "nib_compile", 0 },
   { module_create, "nib_module_create", 0 },
   { module_kernel, "nib_module_kernel", 0 },

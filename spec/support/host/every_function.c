@@ -28,6 +28,14 @@ void *__wrap_realloc(void *pointer, size_t size) {
   return fresh;
 }
 
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size) {
+  if (must_fail()) return NULL;
+  void *fresh = __real_malloc(size);
+  heap.live += fresh != NULL;
+  return fresh;
+}
+
 void __real_free(void *pointer);
 void __wrap_free(void *pointer) {
   heap.live -= pointer != NULL;

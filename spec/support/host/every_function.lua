@@ -57,7 +57,7 @@ nibble.synchronize()
 local later = s:record()
 later:synchronize()
 local graph = s:capture(function() t:fill(1) end)
-local image = "\x50\xED\x55\xBA\0\0\0\0" -- the stand-in takes it for a module
+local image = string.pack("<I4I2I2I8", 0xBA55ED50, 1, 16, 0) -- an empty fatbin: the stand-in takes it for a module
 local taken, module = pcall(nibble.module, image) -- nil on the CPU; a real driver refuses it
 module = taken and module or nil
 local kernel = module and module:kernel("nib_cuda_fill_8")
@@ -91,6 +91,19 @@ local calls = {
   rope_table = function() nibble.rope_table(4) end,
   stream = function() nibble.stream({ priority = -1 }):close() end,
   current_stream = function() assert(nibble.current_stream()) end,
+  observe = function()
+    local count = 0
+    nibble.observe(function() count = count + 1 end, "every")
+    local ok, message = pcall(t.fill, t, 1)
+    nibble.observe(nil, "every")
+    if not ok then error(message, 0) end
+    assert(count > 0)
+  end,
+  peek = function()
+    assert(#nibble.peek({ storage = t:storage(), offset = 0, dtype = "float32", shape = { 2 }, stride = { 1 } }) > 0)
+  end,
+  check = function() nibble.check(false) end,
+  check_reports = function() assert(#nibble.check_reports() == 0) end,
   compile = function() -- the compiler takes long, and its own memory: refused before it starts, where there is one
     refused("opts", nibble.compile, "", { nam = 1 })
   end,
