@@ -501,7 +501,8 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   nib_status status = nib_stream_create(device, 0, &idle);
   if (status == NIB_OK) status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
   if (status == NIB_OK) status = nib_tensor_copy(idle, packed, tensor);
-  if (status == NIB_OK) status = nib_tensor_read(packed, data, bytes, -1);
+  if (status == NIB_OK) status = nib_uses_wait_writes(device, &packed->storage->deferred.uses, -1); /* trouble stays to be told */
+  if (status == NIB_OK) status = device->backend->download(device, data, nib_tensor_data(packed), bytes);
   nib_tensor_release(packed);
   nib_stream_release(idle);
   return status;

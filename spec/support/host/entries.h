@@ -486,7 +486,7 @@ static const struct entry entries[] = {
   { graph_dot, "nib_graph_dot", 0 },
   { graph_driver_dot, "nib_graph_driver_dot", 0 },
   { graph_wait, "nib_graph_wait", 0 },
-  { wrap_nothing, "nib_device_use_context nib_stream_wrap nib_stream_handle", 0 },
+  { wrap_nothing, "nib_device_use_context nib_stream_wrap nib_stream_handle", MAKES_DO },
   { observe, "nib_runtime_observe nib_observation_name", 0 },
   { peek, "nib_peek", 0 },
   { compile, "nib_compile", 0 },
