@@ -196,9 +196,10 @@ describe("a copy between pinned memory and the device", function()
     for round = 1, 5 do
       local n = 100000 + round
       local there = nibble.zeros(n)
-      nibble.synchronize()
-      keep_busy(s)
       local pinned = nibble.full(n, round + 0.0, { pinned = true })
+      nibble.synchronize()
+      nibble.synchronize("cpu") -- pinned is written: streams are ordered by events alone
+      keep_busy(s)
       s:scope(function() there:copy(pinned) end)
       pinned = nil -- luacheck: ignore
       collectgarbage()
@@ -206,8 +207,9 @@ describe("a copy between pinned memory and the device", function()
       for _ = 1, 5 do nibble.full(n, -1.0, { pinned = true }):close() end
       assert.is_true(there:equal(nibble.full(n, round + 0.0)))
 
-      keep_busy(s)
       local host = nibble.zeros(n, { pinned = true })
+      nibble.synchronize("cpu")
+      keep_busy(s)
       s:scope(function() host:copy(nibble.full(n, round + 0.5)) end)
       collectgarbage()
       collectgarbage()
