@@ -86,7 +86,7 @@ local function clean(source)
   assert.equal("", texts(reports))
 end
 
-describe("checked mode #quick", function()
+describe("checked mode", function()
   after_each(function() nibble.check(false) end)
 
   describe("races", function()
