@@ -1,6 +1,6 @@
 -- The build, for Premake 5 and for Debian's premake4 (4.3):
 --   premake5 gmake                         or   premake4 --file=premake5.lua gmake
---   make -C build config=release           debug and sanitize (ASan + UBSan) are the other configurations
+--   make -C build config=release           others: debug, sanitize (ASan + UBSan), threads (TSan)
 -- makes, in build/<configuration>/, libnibble.a and libnibble.so.N (the runtime), libnibble_lua.a (its Lua bindings),
 -- nibble.so (the Lua module) and nibble (the command).
 --   make -C build install PREFIX=/usr/local [DESTDIR=FOLDER]       installs them (scripts/install says what goes where)
@@ -9,6 +9,8 @@
 -- PTX that a driver compiles for any other from 8.0 on.
 local architectures = { "80", "86", "89", "90", "100f", "110f", "120f" }
 local ptx_architecture = "80"
+
+local configuration_names = { "release", "debug", "sanitize", "threads" }
 
 -- The two Premakes share few names: the newer one renamed `solution` and `configuration` and dropped `flags`.
 local v5 = not _PREMAKE_VERSION:match("^4")
@@ -167,7 +169,7 @@ if _ACTION == "gmake" then
     os.rmdir("build/obj")
   end
   if list_changed then -- an archive keeps the objects of sources that are gone
-    for _, configuration_name in ipairs { "release", "debug", "sanitize" } do
+    for _, configuration_name in ipairs(configuration_names) do
       os.remove("build/" .. configuration_name .. "/libnibble.a")
       os.remove("build/" .. configuration_name .. "/libnibble_lua.a")
     end
@@ -187,7 +189,7 @@ end
 --------------------------------------------------------------------------------------------------------------- projects
 
 ;(workspace or solution) "nibble"
-  configurations { "release", "debug", "sanitize" }
+  configurations(configuration_names)
   if defaultconfiguration then defaultconfiguration "release" end -- the first, but newer Premakes sort them
   location "build"
   language "C"
@@ -208,6 +210,10 @@ end
     buildoptions(sanitizers)
     linkoptions(sanitizers)
     targetdir "build/sanitize"
+  when "threads"
+    buildoptions { "-O1", "-fno-omit-frame-pointer", "-fsanitize=thread" }
+    linkoptions { "-fsanitize=thread" }
+    targetdir "build/threads"
   always()
 
 local function new_project(name, type)
@@ -242,7 +248,7 @@ new_project("shared", "SharedLib")
   targetname(soname)
   targetextension ""
   files { "build/empty.c" }
-  for _, name in ipairs { "release", "debug", "sanitize" } do
+  for _, name in ipairs(configuration_names) do
     when(name)
       linkoptions { "-Wl,--whole-archive " .. name .. "/libnibble.a -Wl,--no-whole-archive" }
   end
@@ -285,7 +291,7 @@ if nvcc then
   -- The stand-in for the driver, for specs: loaded as libcuda.so.1 where LD_LIBRARY_PATH names its folder. Beside it the Lua
   -- module `standin`, by which a spec makes calls fail and counts what is alive.
   local function in_standin()
-    for _, name in ipairs { "release", "debug", "sanitize" } do
+    for _, name in ipairs(configuration_names) do
       when(name)
         targetdir("build/" .. name .. "/standin")
     end

@@ -66,7 +66,7 @@ describe("README.md's", function()
     local shown = assert(code:match("/%* (%x%x [%x ]*) %*/"))
     local library = process.command():match("^(.*/)[^/]*$") .. "libnibble.a"
     if not io.open(library) then pending("no libnibble.a beside the command: a build is not here") end
-    local more = " -Wall -Wextra -pedantic -Werror" .. (process.sanitized() and " -fsanitize=address,undefined" or "")
+    local more = " -Wall -Wextra -pedantic -Werror" .. (process.sanitized() and " " .. process.sanitized() or "")
     local tried = 0
     for _, cc in ipairs { "cc -std=c11", "c++ -std=c++17" } do
       if process.has(cc:match("%S+")) then

@@ -1,6 +1,5 @@
 --- Builds and runs the C programs in spec/support/host against runtime/nibble.h and the library under test.
 local assert = require("luassert")
-local pending = require("busted").pending
 local process = require("spec.support.runtime_process")
 
 local program = {}
@@ -12,10 +11,11 @@ local host = process.root .. "spec/support/host/"
 program.build = process.command():match("^(.*/)[^/]*$") or process.build()
 program.library = program.build .. "libnibble.a"
 
---- What these specs link and look into; a machine that only runs nibble may lack it.
-function program.needs_library()
+--- Why there is no library to link and look into, or nil: a machine that only runs nibble may lack it.
+---@return string? reason
+function program.missing()
   local file = io.open(program.library, "rb")
-  if not file then pending("no libnibble.a beside the command: a build is not here") end
+  if not file then return "no libnibble.a beside the command: a build is not here" end
   file:close()
 end
 
@@ -25,24 +25,26 @@ function program.compiler()
   end
 end
 
---- The flags of pkg-config for Lua 5.4; a spec that lacks them is skipped.
+--- The flags of pkg-config for Lua 5.4, or nil and why there are none.
 function program.lua_flags()
   local lua = process.run("pkg-config --cflags --libs lua5.4")
-  if lua.status ~= 0 then return pending("no development files of Lua 5.4 here (pkg-config lua5.4)") end
+  if lua.status ~= 0 then return nil, "no development files of Lua 5.4 here (pkg-config lua5.4)" end
   return (lua.stdout:gsub("%s+$", ""))
 end
 
---- Compiles a host program and runs it; both must be silent but for `opts.stdout`.
+--- Compiles a host program and runs it; both must be silent but for `opts.stdout`. Returns why it cannot be run here, or nil.
 ---@param name string  spec/support/host/NAME.c
 ---@param opts? {libraries?: string, library?: string, cflags?: string, args?: string, before?: string, stdout?: string}
 ---  libraries: before the system's; library: instead of libnibble.a; args: the program's; before: shell text in front of it
+---@return string? reason
 function program.run(name, opts)
   opts = opts or {}
   local cc = program.compiler()
-  if not cc then return pending("there is no C compiler (cc, gcc, clang)") end
-  if not opts.library then program.needs_library() end
+  if not cc then return "there is no C compiler (cc, gcc, clang)" end
+  local missing = not opts.library and program.missing()
+  if missing then return missing end
   local path = os.tmpname()
-  local flags = process.sanitized() and "-fsanitize=address,undefined -fno-omit-frame-pointer" or ""
+  local flags = process.sanitized() and process.sanitized() .. " -fno-omit-frame-pointer" or ""
   local built = process.run(table.concat({ cc, "-std=c11 -D_DEFAULT_SOURCE -O1 -g -Wall -Wextra -Werror", flags,
     opts.cflags or "", "-I", quote(process.root .. "runtime"), "-o", path, quote(host .. name .. ".c"),
     opts.library or quote(program.library), opts.libraries or "", "-lm -lpthread -ldl" }, " "))

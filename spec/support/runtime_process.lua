@@ -67,9 +67,13 @@ function process.has(program)
   return process.run("command -v " .. program).status == 0
 end
 
---- Whether the build under test has AddressSanitizer in it, which replaces the allocator and reserves address space.
+local sanitizers = { sanitize = "-fsanitize=address,undefined", threads = "-fsanitize=thread" }
+
+--- Whether the build under test has a sanitizer in it, which replaces the allocator and reserves address space: the compiler's
+--- flag for it, or nil.
+---@return string?
 function process.sanitized()
-  return process.command():find("/sanitize/", 1, true) ~= nil
+  return sanitizers[process.command():match("([^/]*)/[^/]*$")]
 end
 
 return process
