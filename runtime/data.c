@@ -464,10 +464,10 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
   status = nib_uses_wait_writes(device, uses, timeout_us);
   if (status != NIB_OK) return status;
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:wait", .device = device, .storage = tensor->storage->id);
-  status = nib_take_trouble(device, NULL);
+  status = nib_take_trouble(device, 0);
   for (int32_t i = 0; status == NIB_OK && i < uses->count; i++) { /* and of GPUs that copied into pinned memory */
     nib_device *writer = uses->items[i].stream->device;
-    if (writer != device && uses->items[i].write > 0) status = nib_take_trouble(writer, NULL);
+    if (writer != device && uses->items[i].write > 0) status = nib_take_trouble(writer, 0);
   }
   nib_uses_idle(uses);
   return status;

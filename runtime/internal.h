@@ -63,6 +63,7 @@ struct nib_stream {
 struct nib_event {
   struct nib_deferred deferred;
   nib_stream *stream;
+  uint64_t stream_id; /* another stream may have its place by now */
   uint64_t id;
   uint64_t ticket;
   int64_t time_ns;     /* written by the device when the work before the event is done */
@@ -195,8 +196,8 @@ nib_status nib_check_not_capturing(nib_device *device, const char *operation);
 int64_t nib_now_us(void);
 /* What is left until a deadline that began `timeout_us` after `start_us`; negative timeouts stay for ever. */
 int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
-/* An error of a stream (`only` that one, or NULL: any), or a content fault, that nobody has been told of: as an error, once. */
-nib_status nib_take_trouble(nib_device *device, nib_stream *only);
+/* An error of a stream (`only` that one, by its number, or 0: any), or a content fault, that nobody has been told of: as an error, once. */
+nib_status nib_take_trouble(nib_device *device, uint64_t only);
 
 /* ---- deferred.c ---- */
 bool nib_uses_idle(struct nib_uses *uses); /* drops finished entries */

@@ -149,9 +149,9 @@ static nib_status take_fault(nib_device *device) {
                   (long long)index, device->info.name);
 }
 
-nib_status nib_take_trouble(nib_device *device, nib_stream *only) {
+nib_status nib_take_trouble(nib_device *device, uint64_t only) {
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
-    bool asked = stream->impl && (!only || stream == only);
+    bool asked = stream->impl && (only == 0 || stream->id == only);
     nib_status status = asked ? device->backend->take_error(stream) : NIB_OK;
     if (status != NIB_OK) return status;
   }
@@ -339,5 +339,5 @@ nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us) {
   }
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "synchronize", .device = device);
   nib_reap(device, 0);
-  return nib_take_trouble(device, NULL);
+  return nib_take_trouble(device, 0);
 }

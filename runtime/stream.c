@@ -171,7 +171,7 @@ nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   if (status != NIB_OK) return status;
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "stream:synchronize", .device = device, .stream = stream->id);
   nib_reap(device, 0);
-  return nib_take_trouble(device, stream);
+  return nib_take_trouble(device, stream->id);
 }
 
 nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64_t timeout_us) {
@@ -229,6 +229,7 @@ nib_status nib_event_record(nib_stream *stream, nib_event **out) {
   event->deferred.destroy = event_destroy;
   event->id = ++rt->last_id;
   event->stream = stream;
+  event->stream_id = stream->id;
   if (stream->capture) {
     size_t bytes = sizeof *event->frontier * (size_t)stream->frontier_count;
     event->capture_id = stream->capture->id;
@@ -343,7 +344,7 @@ nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us) {
   if (status == NIB_OK) status = device->backend->wait(event->stream, event->ticket, timeout_us);
   if (status != NIB_OK) return status;
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "event:synchronize", .device = device, .event = event->id);
-  return nib_take_trouble(device, event->stream);
+  return nib_take_trouble(device, event->stream_id);
 }
 
 nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds) {

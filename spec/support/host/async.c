@@ -156,6 +156,21 @@ int main(void) {
   CHECK_STATUS(NIB_STREAM, runtime, nib_device_synchronize(device, -1));
   OK(runtime, nib_device_synchronize(device, -1));
 
+  /* An event tells nothing of the stream that has the place of its own, which was released. */
+  nib_event *old = NULL, *recent = NULL;
+  double milliseconds;
+  OK(runtime, nib_event_record(a, &old));
+  OK(runtime, nib_stream_synchronize(a, -1));
+  nib_stream_release(a);
+  OK(runtime, nib_stream_create(device, -1, &a));
+  OK(runtime, nib_stream_call(a, fail, NULL));
+  OK(runtime, nib_event_record(a, &recent));
+  while (nib_event_elapsed(old, recent, &milliseconds) == NIB_TIMEOUT) continue;
+  OK(runtime, nib_event_synchronize(old, -1));
+  CHECK_STATUS(NIB_STREAM, runtime, nib_event_synchronize(recent, -1));
+  nib_event_release(old);
+  nib_event_release(recent);
+
   /* Closing waits for what is queued. */
   for (int i = 0; i < 100; i++) OK(runtime, nib_tensor_copy(a, y, x));
   for (int i = 0; i < 100; i++) OK(runtime, nib_tensor_fill(b, z, NIB_REAL(i)));
