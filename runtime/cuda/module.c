@@ -94,12 +94,14 @@ nib_status nib_cuda_function_find(nib_device *device, void *module, const char *
   };
   for (size_t i = 0; result == CUDA_SUCCESS && i < sizeof list / sizeof *list; i++)
     result = driver->FuncGetAttribute(list[i].value, list[i].attribute, found);
-  /* The driver tells the number of parameters in one way alone: it refuses to tell of the first that is not there. */
+  /* The driver tells the number of parameters in one way alone: it calls the first that is not there an invalid value. */
   layout->count = driver->FuncGetParamInfo ? 0 : -1;
   size_t offset, size;
-  while (result == CUDA_SUCCESS && layout->count >= 0 && layout->count <= NIB_MAX_ARGUMENTS &&
-         driver->FuncGetParamInfo(found, (size_t)layout->count, &offset, &size) == CUDA_SUCCESS) {
-    if (layout->count < NIB_MAX_ARGUMENTS) {
+  while (result == CUDA_SUCCESS && layout->count >= 0 && layout->count <= NIB_MAX_ARGUMENTS) {
+    CUresult told = driver->FuncGetParamInfo(found, (size_t)layout->count, &offset, &size);
+    if (told == CUDA_ERROR_INVALID_VALUE) break;
+    result = told;
+    if (result == CUDA_SUCCESS && layout->count < NIB_MAX_ARGUMENTS) {
       layout->offset[layout->count] = offset;
       layout->bytes[layout->count] = size;
     }

@@ -39,6 +39,7 @@
 /* standin_Init and so on, with exactly the types that cuda.h gives them. */
 #define X(name, signature) extern __typeof__(*(PFN_cu##name##_v##signature)0) standin_##name;
 NIB_DRIVER_LIST(X)
+NIB_DRIVER_OPTIONAL_LIST(X)
 STANDIN_HOST_LIST(X)
 #undef X
 

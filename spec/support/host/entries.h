@@ -41,7 +41,7 @@ struct world {
 #define SHAPE(...) (int32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (int64_t[]){ __VA_ARGS__ }
 
 /* Code that the stand-in driver takes for a module of the project's kernels. */
-static const unsigned long long image[] = { 0xBA55ED50 };
+static const unsigned long long image[] = { 0x00100001BA55ED50, 0 };
 static const char kernel_name[] = "nib_cuda_fill_8";
 
 static nib_status nothing(void *user) {
@@ -354,7 +354,10 @@ ENTRY(module_create) {
   return nib_module_create(w->device, image, sizeof image, &w->made.module);
 }
 ENTRY(module_kernel) {
-  return w->module ? nib_module_kernel(w->module, kernel_name, &w->made.kernel) : NIB_UNAVAILABLE;
+  if (!w->module) return NIB_UNAVAILABLE;
+  nib_status status = nib_module_kernel(w->module, kernel_name, &w->made.kernel);
+  if (status == NIB_OK) CHECK(nib_user_kernel_param_count(w->made.kernel) == 1);
+  return status;
 }
 ENTRY(kernel_launch) {
   if (!w->kernel) return NIB_UNAVAILABLE;

@@ -168,7 +168,9 @@ static void open_world(struct world *w, const char *path) {
   OK(w->runtime, nib_tensor_fill(w->stream, w->floats, NIB_REAL(1)));
   OK(w->runtime, nib_tensor_fill(w->stream, w->integers, NIB_INTEGER(1)));
   OK(w->runtime, nib_capture_end(w->stream, &w->graph, NULL));
-  if (nib_module_create(w->device, image, sizeof image, &w->module) == NIB_OK) OK(w->runtime, nib_module_kernel(w->module, kernel_name, &w->kernel));
+  if (nib_module_create(w->device, image, sizeof image, &w->module) == NIB_OK)
+    OK(w->runtime, nib_module_kernel(w->module, kernel_name, &w->kernel));
+  CHECK(w->kernel || !driver.result);
   OK(w->runtime, nib_npy_save(w->columns, path));
   FILE *file = fopen(path, "rb");
   CHECK(file && (w->file_bytes = fread(w->file, 1, sizeof w->file, file)) > 100);
