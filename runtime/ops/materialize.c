@@ -31,6 +31,7 @@ nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc,
   if (columns < max_pages)
     nib_check_fail(&c, "block_tables", "expected at least %lld columns for max_kv_len %lld and page_size %lld, got %lld",
                    (long long)max_pages, (long long)desc->max_kv_len, (long long)pool.tokens, (long long)columns);
+  if (c.status != NIB_OK) return c.status; /* what follows computes with numbers that are not too large */
   int64_t num_pages = batch * max_pages;
   if (indptr) {
     nib_check_tensor(&c, "kv_page_indptr", indptr, NIB_BIT(NIB_INT32), 1, (int64_t[]){ batch + 1 }, "[batch + 1]");
@@ -44,6 +45,7 @@ nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc,
   } else if (num_pages >= INT32_MAX) {
     nib_check_fail(&c, "max_kv_len", "expected fewer than 2147483647 pages in the result, got %lld", (long long)num_pages);
   }
+  if (c.status != NIB_OK) return c.status;
   int64_t shape[] = { num_pages + 1, 2, pool.heads, pool.tokens, width * 2 };
   if (desc->out) {
     nib_check_tensor(&c, "out", desc->out, NIB_BIT(NIB_FLOAT8_E4M3FN), 5, shape, "[num_pages + 1, 2, num_kv_heads, page_size, head_dim]");
