@@ -126,6 +126,29 @@ describe("scripts/", function()
       assert.same({ 0, "" }, { result.status, result.stderr })
       assert.matches("^usage: scripts/run .*\n  %-%-steps +64 ", result.stdout)
       assert.equal(2, test("", "--sanitize --valgrind").status)
+      assert.equal(2, test("", "--threads --valgrind").status)
+    end)
+  end)
+
+  describe("fuzz", function()
+    local function fuzz(options, environment)
+      return process.run(("cd / && %s %s/scripts/fuzz %s"):format(environment or "", quote(root), options))
+    end
+
+    it("says why it cannot, and counts that as skipped", function()
+      local result = fuzz("npy calls", "CLANG=no-such-clang")
+      assert.equal(0, result.status)
+      assert.matches("^skipped npy: no clang with libFuzzer[^\n]*no%-such%-clang[^\n]*\nskipped calls: [^\n]*\n" ..
+        "0 passed, 0 failed, 2 skipped\n$", result.stdout)
+    end)
+
+    it("--help explains itself; a wrong use returns 2", function()
+      assert.matches("^usage: scripts/fuzz ", fuzz("--help").stdout)
+      for _, options in ipairs { "--seconds", "nothing", "--no" } do
+        local result = fuzz(options)
+        assert.same({ 2, "" }, { result.status, result.stdout })
+        assert.matches("^scripts/fuzz: ", result.stderr)
+      end
     end)
   end)
 
