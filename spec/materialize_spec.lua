@@ -59,7 +59,7 @@ local function check(c, context)
   assert.tensor_equal(expected.fp8_block_tables, fp8_tables, context .. ": fp8_block_tables")
   for name, pool in pairs(pools) do pool:assert_unchanged(context .. ": " .. name) end
 
-  -- A fresh result: the same pages, and the zero page; the others are unspecified.
+  -- A fresh result: the same pages, and the zero page; the others are unspecified, and not looked at.
   local fresh, fresh_tables = run(nil)
   settle()
   assert.same(expected.kv_cache_fp8.shape, fresh.shape)
