@@ -52,7 +52,7 @@ function standin.assert_well(result, tidy, what)
   end
 end
 
---- Compiles spec/support/cuda/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it must be
+--- Compiles spec/support/cuda/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it must
 --- end well. `env`: shell assignments. Returns why it cannot be run here, or nil and what it printed.
 function standin.program(name, with, env)
   if not process.has("cc") then return "there is no C compiler (cc)" end
