@@ -307,6 +307,7 @@ static void device_close(nib_device *device) {
       nib_cuda_leave(device);
     }
     release_context(cuda);
+    nib_cuda_free_dropped(device);
   }
   if (device == &device->runtime->devices[device->runtime->device_count - 1]) { /* the last one closes the driver for all */
     nib_driver_close(cuda->driver);
