@@ -10,13 +10,11 @@
 
 #include "nvfp4.h"
 
-NIB_HD int nib_type_is_float(int32_t type)
-{
+NIB_HD int nib_type_is_float(int32_t type) {
   return type <= NIB_TYPE_FLOAT8_E4M3FN;
 }
 
-NIB_HD int64_t nib_type_size(int32_t type)
-{
+NIB_HD int64_t nib_type_size(int32_t type) {
   switch (type) {
   case NIB_TYPE_FLOAT32: case NIB_TYPE_INT32: return 4;
   case NIB_TYPE_FLOAT16: case NIB_TYPE_BFLOAT16: case NIB_TYPE_UINT16: return 2;
@@ -25,8 +23,7 @@ NIB_HD int64_t nib_type_size(int32_t type)
   }
 }
 
-NIB_HD int64_t nib_type_min(int32_t type)
-{
+NIB_HD int64_t nib_type_min(int32_t type) {
   switch (type) {
   case NIB_TYPE_INT8: return INT8_MIN;
   case NIB_TYPE_INT32: return INT32_MIN;
@@ -35,8 +32,7 @@ NIB_HD int64_t nib_type_min(int32_t type)
   }
 }
 
-NIB_HD int64_t nib_type_max(int32_t type)
-{
+NIB_HD int64_t nib_type_max(int32_t type) {
   switch (type) {
   case NIB_TYPE_UINT8: return UINT8_MAX;
   case NIB_TYPE_INT8: return INT8_MAX;
@@ -49,8 +45,7 @@ NIB_HD int64_t nib_type_max(int32_t type)
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Element `at` of a float tensor. */
-NIB_HD float nib_load_f32(const void *data, int64_t at, int32_t type)
-{
+NIB_HD float nib_load_f32(const void *data, int64_t at, int32_t type) {
   switch (type) {
   case NIB_TYPE_FLOAT16: return nib_f32_from_f16(((const uint16_t *)data)[at]);
   case NIB_TYPE_BFLOAT16: return nib_f32_from_bf16(((const uint16_t *)data)[at]);
@@ -60,8 +55,7 @@ NIB_HD float nib_load_f32(const void *data, int64_t at, int32_t type)
 }
 
 /* Element `at` of an integer tensor. */
-NIB_HD int64_t nib_load_i64(const void *data, int64_t at, int32_t type)
-{
+NIB_HD int64_t nib_load_i64(const void *data, int64_t at, int32_t type) {
   switch (type) {
   case NIB_TYPE_UINT8: return ((const uint8_t *)data)[at];
   case NIB_TYPE_INT8: return ((const int8_t *)data)[at];
@@ -73,8 +67,7 @@ NIB_HD int64_t nib_load_i64(const void *data, int64_t at, int32_t type)
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-NIB_HD void nib_store_integer(void *data, int64_t at, int32_t type, int64_t value)
-{
+NIB_HD void nib_store_integer(void *data, int64_t at, int32_t type, int64_t value) {
   int64_t low = nib_type_min(type), high = nib_type_max(type);
   value = value < low ? low : value;
   value = value > high ? high : value;
@@ -88,18 +81,14 @@ NIB_HD void nib_store_integer(void *data, int64_t at, int32_t type, int64_t valu
 }
 
 /* Truncated toward zero, saturated to int64; NaN gives 0. */
-NIB_HD int64_t nib_i64_from_f64(double value)
-{
-  if (value != value)
-    return 0;
-  if (value >= 0x1p63)
-    return INT64_MAX;
+NIB_HD int64_t nib_i64_from_f64(double value) {
+  if (value != value) return 0;
+  if (value >= 0x1p63) return INT64_MAX;
   return value < -0x1p63 ? INT64_MIN : (int64_t)value;
 }
 
 /* The same for any integer dtype. */
-NIB_HD void nib_store_truncated(void *data, int64_t at, int32_t type, double value)
-{
+NIB_HD void nib_store_truncated(void *data, int64_t at, int32_t type, double value) {
   if (type == NIB_TYPE_INT64) {
     ((int64_t *)data)[at] = nib_i64_from_f64(value);
     return;
@@ -116,8 +105,7 @@ NIB_HD void nib_store_truncated(void *data, int64_t at, int32_t type, double val
   }
 }
 
-NIB_HD void nib_store_i64(void *data, int64_t at, int32_t type, int64_t value)
-{
+NIB_HD void nib_store_i64(void *data, int64_t at, int32_t type, int64_t value) {
   switch (type) {
   case NIB_TYPE_FLOAT32: ((float *)data)[at] = (float)nib_f64_odd_from_i64(value); break;
   case NIB_TYPE_FLOAT16: ((uint16_t *)data)[at] = nib_f16_from_f64(nib_f64_odd_from_i64(value)); break;
@@ -127,8 +115,7 @@ NIB_HD void nib_store_i64(void *data, int64_t at, int32_t type, int64_t value)
   }
 }
 
-NIB_HD void nib_store_f32(void *data, int64_t at, int32_t type, float value)
-{
+NIB_HD void nib_store_f32(void *data, int64_t at, int32_t type, float value) {
   switch (type) {
   case NIB_TYPE_FLOAT32: ((float *)data)[at] = nib_f32_canonical(value); break;
   case NIB_TYPE_FLOAT16: ((uint16_t *)data)[at] = nib_f16_from_f32(value); break;
@@ -138,8 +125,7 @@ NIB_HD void nib_store_f32(void *data, int64_t at, int32_t type, float value)
   }
 }
 
-NIB_HD void nib_store_f64(void *data, int64_t at, int32_t type, double value)
-{
+NIB_HD void nib_store_f64(void *data, int64_t at, int32_t type, double value) {
   switch (type) {
   case NIB_TYPE_FLOAT32: ((float *)data)[at] = nib_f32_canonical((float)value); break;
   case NIB_TYPE_FLOAT16: ((uint16_t *)data)[at] = nib_f16_from_f64(value); break;
@@ -151,8 +137,7 @@ NIB_HD void nib_store_f64(void *data, int64_t at, int32_t type, double value)
 
 /* Element `from` of `source` becomes element `to` of `destination`; the same dtype keeps every bit. */
 NIB_HD void nib_convert_element(const void *source, int64_t from, int32_t source_type, void *destination, int64_t to,
-                                int32_t destination_type)
-{
+                                int32_t destination_type) {
   if (source_type == NIB_TYPE_FLOAT32 && destination_type == NIB_TYPE_FLOAT32)
     ((uint32_t *)destination)[to] = ((const uint32_t *)source)[from];
   else if (source_type == destination_type && nib_type_size(source_type) == 2)

@@ -7,8 +7,7 @@
 
 /* sin and cos of r + tail, |r| <= pi/4 and tail a few ulp of r at most, turned by `quadrant` quarter circles. Taylor series:
  * the first term left out is below 2^-58 of the result. */
-NIB_HD void nib_sincos_quadrant(double r, double tail, uint32_t quadrant, double *sine, double *cosine)
-{
+NIB_HD void nib_sincos_quadrant(double r, double tail, uint32_t quadrant, double *sine, double *cosine) {
   double z = r * r;
   double p = 1.0 / 355687428096000.0;
   p = p * z - 1.0 / 1307674368000.0;
@@ -40,8 +39,7 @@ NIB_HD void nib_sincos_quadrant(double r, double tail, uint32_t quadrant, double
 }
 
 /* a + b = sum + error, exactly. */
-NIB_HD double nib_two_sum(double a, double b, double *error)
-{
+NIB_HD double nib_two_sum(double a, double b, double *error) {
   double sum = a + b;
   double b2 = sum - a;
   *error = (a - (sum - b2)) + (b - b2);
@@ -49,8 +47,7 @@ NIB_HD double nib_two_sum(double a, double b, double *error)
 }
 
 /* sin and cos of an angle in radians, |angle| < 2^31. Anything else (infinities, NaN) gives NaN rather than a wrong value. */
-NIB_HD void nib_sincos(double angle, double *sine, double *cosine)
-{
+NIB_HD void nib_sincos(double angle, double *sine, double *cosine) {
   if (!(angle > -2147483648.0 && angle < 2147483648.0)) {
     *sine = *cosine = (double)nib_f32_from_bits(NIB_F32_NAN);
     return;
@@ -71,8 +68,7 @@ NIB_HD void nib_sincos(double angle, double *sine, double *cosine)
 }
 
 /* sin and cos of a whole turn's fraction, 0 <= turn < 1: 2 pi * turn, without a reduction's error. */
-NIB_HD void nib_sincos_turn(double turn, double *sine, double *cosine)
-{
+NIB_HD void nib_sincos_turn(double turn, double *sine, double *cosine) {
   uint32_t quadrant = (uint32_t)(turn * 4.0 + 0.5);
   double rest = turn - quadrant * 0.25; /* exact, within 1/8 */
   nib_sincos_quadrant(rest * 0x1.921fb54442d18p+2, rest * 0x1.1a62633145c07p-52, quadrant, sine, cosine);
@@ -80,8 +76,7 @@ NIB_HD void nib_sincos_turn(double turn, double *sine, double *cosine)
 
 /* The natural logarithm of a positive, normal, finite x: x = m * 2^e with m near 1, log m = 2 atanh((m - 1) / (m + 1)) by its
  * series. */
-NIB_HD double nib_log(double x)
-{
+NIB_HD double nib_log(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
   int32_t e = (int32_t)(bits >> 52) - 1023;
@@ -96,8 +91,7 @@ NIB_HD double nib_log(double x)
   double s = f / (2.0 + f);
   double z = s * s;
   double p = 1.0 / 25.0;
-  for (int n = 23; n >= 3; n -= 2)
-    p = p * z + 1.0 / n;
+  for (int n = 23; n >= 3; n -= 2) p = p * z + 1.0 / n;
   /* 2s = f - s*f, so that f carries the leading bits exactly. */
   double rest = s * (2.0 * z * p - f);
   return e * 0x1.62e42fefa2p-1 + (f + (rest + e * 0x1.9ef35793c7673p-41));

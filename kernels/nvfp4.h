@@ -49,61 +49,51 @@
 #define NIB_F32_INFINITY 0x7F800000u
 #define NIB_F32_NAN 0x7FFFFFFFu /* the NaN that conversions write */
 
-NIB_HD uint32_t nib_bits_from_f32(float value)
-{
+NIB_HD uint32_t nib_bits_from_f32(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-NIB_HD float nib_f32_from_bits(uint32_t bits)
-{
+NIB_HD float nib_f32_from_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
 /* a or b, without a branch, so that loops over it become vector code (a conditional around a float operation does not). */
-NIB_HD uint32_t nib_select(int condition, uint32_t a, uint32_t b)
-{
+NIB_HD uint32_t nib_select(int condition, uint32_t a, uint32_t b) {
   uint32_t mask = 0u - (uint32_t)condition;
   return (a & mask) | (b & ~mask);
 }
 
 /* Whether bits without their sign are a NaN's. (They compare like the numbers, and signed compares are the cheap ones.) */
-NIB_HD int nib_magnitude_is_nan(uint32_t magnitude)
-{
+NIB_HD int nib_magnitude_is_nan(uint32_t magnitude) {
   return (int32_t)magnitude > (int32_t)NIB_F32_INFINITY;
 }
 
 /* The value itself, a NaN as NIB_F32_NAN. */
-NIB_HD float nib_f32_canonical(float value)
-{
+NIB_HD float nib_f32_canonical(float value) {
   uint32_t bits = nib_bits_from_f32(value);
   return nib_f32_from_bits(nib_select(nib_magnitude_is_nan(bits & ~NIB_F32_SIGN), NIB_F32_NAN, bits));
 }
 
 /* float64 to float32, rounded to odd: toward zero, then the last bit is set if anything was lost. Rounding the result again
  * to a format with at most 22 significant bits gives what rounding the float64 once would have given. */
-NIB_HD float nib_f32_odd_from_f64(double value)
-{
+NIB_HD float nib_f32_odd_from_f64(double value) {
   float nearest = (float)value;
   double exact = (double)nearest;
-  if (exact == value || value != value)
-    return nearest;
+  if (exact == value || value != value) return nearest;
   uint32_t bits = nib_bits_from_f32(nearest);
-  if ((exact < 0 ? -exact : exact) > (value < 0 ? -value : value))
-    bits -= 1;
+  if ((exact < 0 ? -exact : exact) > (value < 0 ? -value : value)) bits -= 1;
   return nib_f32_from_bits(bits | 1);
 }
 
 /* int64 to float64, rounded to odd in the same sense, for a format with at most 40 significant bits. */
-NIB_HD double nib_f64_odd_from_i64(int64_t value)
-{
+NIB_HD double nib_f64_odd_from_i64(int64_t value) {
   uint64_t magnitude = value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
   double real = (double)magnitude;
-  if (magnitude >> 53)
-    real = (double)(magnitude >> 11 | ((magnitude & 0x7FF) != 0)) * 2048.0;
+  if (magnitude >> 53) real = (double)(magnitude >> 11 | ((magnitude & 0x7FF) != 0)) * 2048.0;
   return value < 0 ? -real : real;
 }
 
@@ -111,13 +101,11 @@ NIB_HD double nib_f64_odd_from_i64(int64_t value)
 
 #define NIB_BF16_NAN 0x7FFFu
 
-NIB_HD float nib_f32_from_bf16(uint16_t half)
-{
+NIB_HD float nib_f32_from_bf16(uint16_t half) {
   return nib_f32_from_bits((uint32_t)half << 16);
 }
 
-NIB_HD uint16_t nib_bf16_from_f32(float value)
-{
+NIB_HD uint16_t nib_bf16_from_f32(float value) {
 #ifdef NIB_HARDWARE_HALVES
   uint32_t word; /* into 32 bits: ptxas 13.0 mistakes the low byte of a 16-bit result for a conversion to an integer */
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(0.0f), "f"(value));
@@ -129,8 +117,7 @@ NIB_HD uint16_t nib_bf16_from_f32(float value)
 #endif
 }
 
-NIB_HD uint16_t nib_bf16_from_f64(double value)
-{
+NIB_HD uint16_t nib_bf16_from_f64(double value) {
   return nib_bf16_from_f32(nib_f32_odd_from_f64(value));
 }
 
@@ -138,8 +125,7 @@ NIB_HD uint16_t nib_bf16_from_f64(double value)
 
 #define NIB_F16_NAN 0x7FFFu
 
-NIB_HD float nib_f32_from_f16(uint16_t half)
-{
+NIB_HD float nib_f32_from_f16(uint16_t half) {
 #ifdef NIB_HARDWARE_HALVES
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
@@ -155,8 +141,7 @@ NIB_HD float nib_f32_from_f16(uint16_t half)
 #endif
 }
 
-NIB_HD uint16_t nib_f16_from_f32(float value)
-{
+NIB_HD uint16_t nib_f16_from_f32(float value) {
 #ifdef NIB_HARDWARE_HALVES
   uint32_t word;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(0.0f), "f"(value));
@@ -175,20 +160,17 @@ NIB_HD uint16_t nib_f16_from_f32(float value)
 #endif
 }
 
-NIB_HD uint16_t nib_f16_from_f64(double value)
-{
+NIB_HD uint16_t nib_f16_from_f64(double value) {
   return nib_f16_from_f32(nib_f32_odd_from_f64(value));
 }
 
 /* ---- The two 16-bit formats by their enum nib_type (float16 or bfloat16) ----------------------------------------- */
 
-NIB_HD float nib_f32_from_16(uint16_t half, int32_t type)
-{
+NIB_HD float nib_f32_from_16(uint16_t half, int32_t type) {
   return type == NIB_TYPE_FLOAT16 ? nib_f32_from_f16(half) : nib_f32_from_bf16(half);
 }
 
-NIB_HD uint16_t nib_16_from_f32(float value, int32_t type)
-{
+NIB_HD uint16_t nib_16_from_f32(float value, int32_t type) {
   return type == NIB_TYPE_FLOAT16 ? nib_f16_from_f32(value) : nib_bf16_from_f32(value);
 }
 
@@ -197,8 +179,7 @@ NIB_HD uint16_t nib_16_from_f32(float value, int32_t type)
 #define NIB_E4M3_NAN 0x7Fu /* no infinity: all ones is NaN (0xFF too), so that the largest number is 0x7E, 448 */
 #define NIB_E4M3_MAX 0x7Eu
 
-NIB_HD float nib_e4m3_decode(uint8_t byte)
-{
+NIB_HD float nib_e4m3_decode(uint8_t byte) {
 #ifdef NIB_HARDWARE_E4M3
   uint32_t halves; /* float16 holds every E4M3 value */
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)byte));
@@ -214,8 +195,7 @@ NIB_HD float nib_e4m3_decode(uint8_t byte)
 }
 
 /* Saturates to 448, from infinity too. */
-NIB_HD uint8_t nib_e4m3_encode(float value)
-{
+NIB_HD uint8_t nib_e4m3_encode(float value) {
 #ifdef NIB_HARDWARE_E4M3
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
@@ -233,8 +213,7 @@ NIB_HD uint8_t nib_e4m3_encode(float value)
 #endif
 }
 
-NIB_HD uint8_t nib_e4m3_from_f64(double value)
-{
+NIB_HD uint8_t nib_e4m3_from_f64(double value) {
   return nib_e4m3_encode(nib_f32_odd_from_f64(value));
 }
 
@@ -243,8 +222,7 @@ NIB_HD uint8_t nib_e4m3_from_f64(double value)
 /* The code of 0 <= y < 7, above bits that are not part of it: NIB_E2M1_BASE + code. On each of 0..2, 2..4 and 4..7
  * codes are y rounded in steps of 0.5, 1 and 2, ties to even; the additions do that rounding. The code is the least of the three. */
 #define NIB_E2M1_BASE 0x4B000000u /* 2^23, where the step of float32 is 1 */
-NIB_HD uint32_t nib_e2m1_encode_small(float y)
-{
+NIB_HD uint32_t nib_e2m1_encode_small(float y) {
   int32_t half = (int32_t)nib_bits_from_f32(fmaf(y, 2.0f, 8388608.0f));
   int32_t one = (int32_t)nib_bits_from_f32(fmaf(y, 1.0f, 8388608.0f + 2.0f));
   int32_t two = (int32_t)nib_bits_from_f32(fmaf(y, 0.5f, 8388608.0f + 4.0f));
@@ -254,8 +232,7 @@ NIB_HD uint32_t nib_e2m1_encode_small(float y)
 
 /* The code 0..15 (sign in bit 3) of the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6: to nearest, ties to the even code, saturating
  * at 6. The sign is kept, also of zero. `nan_code` is the code of a NaN, which the operations choose differently. */
-NIB_HD uint32_t nib_e2m1_encode(float value, uint32_t nan_code)
-{
+NIB_HD uint32_t nib_e2m1_encode(float value, uint32_t nan_code) {
   uint32_t bits = nib_bits_from_f32(value);
   uint32_t magnitude = bits & ~NIB_F32_SIGN;
 #ifdef NIB_HARDWARE_HALVES /* the same, with instructions that a GPU has many of */
@@ -273,8 +250,7 @@ NIB_HD uint32_t nib_e2m1_encode(float value, uint32_t nan_code)
   return nib_select(nib_magnitude_is_nan(magnitude), nan_code, (uint32_t)code | bits >> 31 << 3);
 }
 
-NIB_HD float nib_e2m1_decode(uint32_t code)
-{
+NIB_HD float nib_e2m1_decode(uint32_t code) {
   uint32_t sign = (code & 8) << 28;
   uint32_t magnitude = code & 7;
   uint32_t normal = (magnitude << 22) + (126u << 23);
@@ -292,8 +268,7 @@ NIB_HD float nib_e2m1_decode(uint32_t code)
 
 /* amax: the largest |x| over the elements that are not NaN, 0 for none. Non-negative floats order like their bits; adding
  * what lies above infinity wraps a NaN's, in 16 bits, below all others. */
-NIB_HD float nib_amax(const uint16_t *x, int64_t count, int32_t type)
-{
+NIB_HD float nib_amax(const uint16_t *x, int64_t count, int32_t type) {
   const uint16_t above = type == NIB_TYPE_FLOAT16 ? 0x7FFF - 0x7C00 : 0x7FFF - 0x7F80;
   int16_t largest = (int16_t)above;
   for (int64_t i = 0; i < count; i++) {
@@ -310,8 +285,7 @@ struct nib_block_scale {
 
 /* amax / 6g in E4M3, 0x7E for an infinite amax; `global` is the global decode scale g, positive and finite. rope_insert has
  * none: g = 1 changes nothing. */
-NIB_HD struct nib_block_scale nib_block_scale(float amax, float global)
-{
+NIB_HD struct nib_block_scale nib_block_scale(float amax, float global) {
   struct nib_block_scale scale;
   uint32_t byte = nib_e4m3_encode(amax / (6.0f * global));
   scale.byte = (uint8_t)nib_select(amax > FLT_MAX, NIB_E4M3_MAX, byte);
@@ -323,29 +297,23 @@ NIB_HD struct nib_block_scale nib_block_scale(float amax, float global)
 }
 
 /* 16 elements (float16 or bfloat16) to 8 bytes of codes. */
-NIB_HD void nib_block_encode(const uint16_t *x, int32_t type, float inverse, uint32_t nan_code, uint8_t *packed)
-{
+NIB_HD void nib_block_encode(const uint16_t *x, int32_t type, float inverse, uint32_t nan_code, uint8_t *packed) {
   uint32_t code[NIB_BLOCK]; /* a loop of its own: this one becomes vector code, the packing does not */
-  for (int i = 0; i < NIB_BLOCK; i++)
-    code[i] = nib_e2m1_encode(nib_f32_from_16(x[i], type) * inverse, nan_code);
+  for (int i = 0; i < NIB_BLOCK; i++) code[i] = nib_e2m1_encode(nib_f32_from_16(x[i], type) * inverse, nan_code);
   uint64_t word = 0;
-  for (int i = 0; i < NIB_BLOCK; i++)
-    word |= (uint64_t)code[i] << (4 * i);
+  for (int i = 0; i < NIB_BLOCK; i++) word |= (uint64_t)code[i] << (4 * i);
   memcpy(packed, &word, sizeof word);
 }
 
 /* One element of dequantize: each product rounded to float32, then to `type`. */
-NIB_HD uint16_t nib_16_from_e2m1(uint32_t code, float scale, float global, int32_t type)
-{
+NIB_HD uint16_t nib_16_from_e2m1(uint32_t code, float scale, float global, int32_t type) {
   return nib_16_from_f32(nib_e2m1_decode(code) * scale * global, type);
 }
 
 /* 8 bytes of codes to 16 elements. There are only 16 different ones. */
-NIB_HD void nib_block_decode(const uint8_t *packed, float scale, float global, int32_t type, uint16_t *x)
-{
+NIB_HD void nib_block_decode(const uint8_t *packed, float scale, float global, int32_t type, uint16_t *x) {
   uint16_t value[16];
-  for (uint32_t code = 0; code < 16; code++)
-    value[code] = nib_16_from_e2m1(code, scale, global, type);
+  for (uint32_t code = 0; code < 16; code++) value[code] = nib_16_from_e2m1(code, scale, global, type);
   for (int i = 0; i < NIB_BLOCK_BYTES; i++) {
     x[2 * i] = value[packed[i] & 15];
     x[2 * i + 1] = value[packed[i] >> 4];
@@ -353,14 +321,12 @@ NIB_HD void nib_block_decode(const uint8_t *packed, float scale, float global, i
 }
 
 /* One element of materialize: the product is exact in float32, so that there is one rounding. */
-NIB_HD uint8_t nib_e4m3_from_e2m1(uint32_t code, uint8_t scale)
-{
+NIB_HD uint8_t nib_e4m3_from_e2m1(uint32_t code, uint8_t scale) {
   return nib_e4m3_encode(nib_e2m1_decode(code) * nib_e4m3_decode(scale));
 }
 
 /* A global scale that an operation may use. */
-NIB_HD int nib_scale_is_valid(float scale)
-{
+NIB_HD int nib_scale_is_valid(float scale) {
   return scale > 0 && scale <= FLT_MAX;
 }
 
@@ -368,8 +334,7 @@ NIB_HD int nib_scale_is_valid(float scale)
 
 /* Rotates one GPT-J pair (dimensions 2p and 2p+1) by the angle of cosine and sine, rounded to bfloat16: one fused
  * multiply-add over one rounded product each. */
-NIB_HD void nib_rope_pair(uint16_t *even, uint16_t *odd, float cosine, float sine)
-{
+NIB_HD void nib_rope_pair(uint16_t *even, uint16_t *odd, float cosine, float sine) {
   float e = nib_f32_from_bf16(*even);
   float o = nib_f32_from_bf16(*odd);
   *even = nib_bf16_from_f32(fmaf(e, cosine, -(o * sine)));
@@ -381,17 +346,14 @@ NIB_HD void nib_rope_pair(uint16_t *even, uint16_t *odd, float cosine, float sin
 /* Records contents that an operation refuses: the first one to claim the record fills it, later ones are dropped. `index` is
  * the flat row-major index into the parameter; `is_float` says which of the two values is meant. Any thread, any device. */
 NIB_HD void nib_fault_raise(struct nib_fault *fault, uint32_t operation, uint32_t content, int64_t index, uint32_t is_float,
-                            int64_t integer, double real)
-{
+                            int64_t integer, double real) {
 #ifdef __CUDA_ARCH__
   /* The record lies in mapped host memory. Only kernels of one GPU claim it, so that an atomic of the device is enough (PCIe has
    * none that hold for the host too). */
-  if (atomicCAS(&fault->state, 0u, 1u) != 0u)
-    return;
+  if (atomicCAS(&fault->state, 0u, 1u) != 0u) return;
 #else
   uint32_t expected = 0;
-  if (!__atomic_compare_exchange_n(&fault->state, &expected, 1u, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
-    return;
+  if (!__atomic_compare_exchange_n(&fault->state, &expected, 1u, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return;
 #endif
   fault->operation = operation;
   fault->content = content;

@@ -7,19 +7,16 @@
 
 #include "nvfp4.h"
 
-NIB_DEVICE float nib_low_half(uint32_t word, int32_t type)
-{
+NIB_DEVICE float nib_low_half(uint32_t word, int32_t type) {
   return type == NIB_TYPE_FLOAT16 ? nib_f32_from_f16((uint16_t)word) : nib_f32_from_bits(word << 16);
 }
 
-NIB_DEVICE float nib_high_half(uint32_t word, int32_t type)
-{
+NIB_DEVICE float nib_high_half(uint32_t word, int32_t type) {
   return type == NIB_TYPE_FLOAT16 ? nib_f32_from_f16((uint16_t)(word >> 16)) : nib_f32_from_bits(word & 0xFFFF0000u);
 }
 
 /* Two elements in one word. */
-NIB_DEVICE uint32_t nib_halves_from_f32(float low, float high, int32_t type)
-{
+NIB_DEVICE uint32_t nib_halves_from_f32(float low, float high, int32_t type) {
 #ifdef NIB_HARDWARE_HALVES
   uint32_t word;
   if (type == NIB_TYPE_FLOAT16)
@@ -34,8 +31,7 @@ NIB_DEVICE uint32_t nib_halves_from_f32(float low, float high, int32_t type)
 
 /* The larger of two elements without sign, in both halves of a word at once. The first hands on a NaN, the second
  * drops it. */
-NIB_DEVICE uint32_t nib_halves_max_nan(uint32_t a, uint32_t b, int32_t type)
-{
+NIB_DEVICE uint32_t nib_halves_max_nan(uint32_t a, uint32_t b, int32_t type) {
   uint32_t word;
   if (type == NIB_TYPE_FLOAT16)
     asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
@@ -44,8 +40,7 @@ NIB_DEVICE uint32_t nib_halves_max_nan(uint32_t a, uint32_t b, int32_t type)
   return word;
 }
 
-NIB_DEVICE uint32_t nib_halves_max(uint32_t a, uint32_t b, int32_t type)
-{
+NIB_DEVICE uint32_t nib_halves_max(uint32_t a, uint32_t b, int32_t type) {
   uint32_t word;
   if (type == NIB_TYPE_FLOAT16)
     asm("max.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
@@ -56,20 +51,17 @@ NIB_DEVICE uint32_t nib_halves_max(uint32_t a, uint32_t b, int32_t type)
 
 /* nib_amax of 2 * COUNT elements; `has_nan` says whether there is one among them. */
 template <int COUNT>
-NIB_DEVICE float nib_amax_words(const uint32_t *word, int32_t type, int *has_nan)
-{
+NIB_DEVICE float nib_amax_words(const uint32_t *word, int32_t type, int *has_nan) {
   const uint32_t infinity = type == NIB_TYPE_FLOAT16 ? 0x7C00u : 0x7F80u;
   uint32_t largest = word[0] & 0x7FFF7FFFu;
 #pragma unroll
-  for (int i = 1; i < COUNT; i++)
-    largest = nib_halves_max_nan(largest, word[i] & 0x7FFF7FFFu, type);
+  for (int i = 1; i < COUNT; i++) largest = nib_halves_max_nan(largest, word[i] & 0x7FFF7FFFu, type);
   largest = nib_halves_max_nan(largest, largest >> 16, type) & 0xFFFFu;
   *has_nan = largest > infinity;
   if (*has_nan) {
     largest = 0;
 #pragma unroll
-    for (int i = 0; i < COUNT; i++)
-      largest = nib_halves_max(largest, word[i] & 0x7FFF7FFFu, type);
+    for (int i = 0; i < COUNT; i++) largest = nib_halves_max(largest, word[i] & 0x7FFF7FFFu, type);
     largest = nib_halves_max(largest, largest >> 16, type) & 0xFFFFu;
   }
   return nib_low_half(largest, type);
@@ -77,8 +69,7 @@ NIB_DEVICE float nib_amax_words(const uint32_t *word, int32_t type, int *has_nan
 
 #ifdef NIB_HARDWARE_E2M1
 /* The codes of two numbers, that of `low` in the low nibble. A NaN's is not the operations'. */
-NIB_DEVICE uint32_t nib_e2m1_pair(float low, float high)
-{
+NIB_DEVICE uint32_t nib_e2m1_pair(float low, float high) {
   uint32_t bytes; /* four times the same */
   asm("{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, %2, %1; mov.b32 %0, {pair, pair, pair, pair}; }"
       : "=r"(bytes)
@@ -88,8 +79,7 @@ NIB_DEVICE uint32_t nib_e2m1_pair(float low, float high)
 #endif
 
 /* Eight elements (four words) to eight codes when all |x| * inverse are below 7. */
-NIB_DEVICE uint32_t nib_words_encode_small(const uint32_t word[4], int32_t type, float inverse)
-{
+NIB_DEVICE uint32_t nib_words_encode_small(const uint32_t word[4], int32_t type, float inverse) {
 #ifdef NIB_HARDWARE_E2M1
   uint32_t packed = 0;
 #pragma unroll
@@ -113,8 +103,7 @@ NIB_DEVICE uint32_t nib_words_encode_small(const uint32_t word[4], int32_t type,
 }
 
 /* Eight elements of any kind; nib_block_encode, one at a time. */
-NIB_DEVICE uint32_t nib_words_encode(const uint32_t word[4], int32_t type, float inverse, uint32_t nan_code)
-{
+NIB_DEVICE uint32_t nib_words_encode(const uint32_t word[4], int32_t type, float inverse, uint32_t nan_code) {
   uint32_t packed = 0;
 #pragma unroll
   for (int i = 3; i >= 0; i--) {
@@ -126,14 +115,12 @@ NIB_DEVICE uint32_t nib_words_encode(const uint32_t word[4], int32_t type, float
 
 /* Whether nib_words_encode_small may encode a block; if not, there is a NaN, an infinity, or a scale at an end of
  * E4M3's range. */
-NIB_DEVICE int nib_block_is_small(float amax, int has_nan, float inverse)
-{
+NIB_DEVICE int nib_block_is_small(float amax, int has_nan, float inverse) {
   return !has_nan && amax * inverse < 7.0f;
 }
 
 /* nib_amax, nib_block_scale and nib_block_encode of a block; returns its scale byte. */
-NIB_DEVICE uint8_t nib_words_quantize(const uint32_t word[8], int32_t type, float global, uint32_t nan_code, uint32_t packed[2])
-{
+NIB_DEVICE uint8_t nib_words_quantize(const uint32_t word[8], int32_t type, float global, uint32_t nan_code, uint32_t packed[2]) {
   int has_nan;
   float amax = nib_amax_words<8>(word, type, &has_nan);
   struct nib_block_scale scale = nib_block_scale(amax, global);
@@ -149,8 +136,7 @@ NIB_DEVICE uint8_t nib_words_quantize(const uint32_t word[8], int32_t type, floa
 
 /* nib_block_decode of eight codes: four words. The eight magnitudes are computed once and picked by code, signs
  * added last. */
-NIB_DEVICE void nib_words_decode(uint32_t codes, float scale, float global, int32_t type, uint32_t word[4])
-{
+NIB_DEVICE void nib_words_decode(uint32_t codes, float scale, float global, int32_t type, uint32_t word[4]) {
   uint32_t pair[4], signs = codes;
   float one = nib_e2m1_decode(2) * scale * global; /* of code 2, the value 1 */
   uint32_t exponent = nib_bits_from_f32(one) >> 23 & 0xFF;
@@ -185,8 +171,7 @@ NIB_DEVICE void nib_words_decode(uint32_t codes, float scale, float global, int3
 }
 
 /* Two E4M3 bytes in the low half of a word. */
-NIB_DEVICE uint32_t nib_e4m3_pair(float low, float high)
-{
+NIB_DEVICE uint32_t nib_e4m3_pair(float low, float high) {
 #ifdef NIB_HARDWARE_E4M3
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -197,13 +182,11 @@ NIB_DEVICE uint32_t nib_e4m3_pair(float low, float high)
 }
 
 /* nib_e4m3_from_e2m1 of the 16 codes of a block: four words of four bytes, in the way of nib_words_decode. */
-NIB_DEVICE void nib_words_materialize(const uint32_t codes[2], uint8_t scale_byte, uint32_t word[4])
-{
+NIB_DEVICE void nib_words_materialize(const uint32_t codes[2], uint8_t scale_byte, uint32_t word[4]) {
   float scale = nib_e4m3_decode(scale_byte);
   uint32_t pair[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    pair[i] = nib_e4m3_pair(nib_e2m1_decode(2 * i) * scale, nib_e2m1_decode(2 * i + 1) * scale);
+  for (int i = 0; i < 4; i++) pair[i] = nib_e4m3_pair(nib_e2m1_decode(2 * i) * scale, nib_e2m1_decode(2 * i + 1) * scale);
   uint32_t low = __byte_perm(pair[0], pair[1], 0x5410), high = __byte_perm(pair[2], pair[3], 0x5410);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -215,8 +198,7 @@ NIB_DEVICE void nib_words_materialize(const uint32_t codes[2], uint8_t scale_byt
 }
 
 /* nib_rope_pair of the two elements of a word. */
-NIB_DEVICE uint32_t nib_rope_word(uint32_t word, float cosine, float sine)
-{
+NIB_DEVICE uint32_t nib_rope_word(uint32_t word, float cosine, float sine) {
   float e = nib_low_half(word, NIB_TYPE_BFLOAT16), o = nib_high_half(word, NIB_TYPE_BFLOAT16);
   return nib_halves_from_f32(fmaf(e, cosine, -(o * sine)), fmaf(e, sine, o * cosine), NIB_TYPE_BFLOAT16);
 }

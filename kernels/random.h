@@ -11,8 +11,7 @@ struct nib_random_words {
   uint64_t word[2];
 };
 
-NIB_HD struct nib_random_words nib_philox(uint64_t key, uint64_t counter)
-{
+NIB_HD struct nib_random_words nib_philox(uint64_t key, uint64_t counter) {
   uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = 0, c3 = 0;
   uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
   for (int round = 0; round < 10; round++) {
@@ -25,13 +24,12 @@ NIB_HD struct nib_random_words nib_philox(uint64_t key, uint64_t counter)
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  struct nib_random_words words = {{(uint64_t)c1 << 32 | c0, (uint64_t)c3 << 32 | c2}};
+  struct nib_random_words words = { { (uint64_t)c1 << 32 | c0, (uint64_t)c3 << 32 | c2 } };
   return words;
 }
 
 /* Elements 2*pair and 2*pair + 1 of a standard normal tensor (Box and Muller): a radius and an angle. */
-NIB_HD void nib_random_normal_pair(uint64_t seed, uint64_t pair, double normal[2])
-{
+NIB_HD void nib_random_normal_pair(uint64_t seed, uint64_t pair, double normal[2]) {
   struct nib_random_words words = nib_philox(seed, pair);
   double uniform = (double)((words.word[0] >> 11) + 1) * 0x1p-53; /* above 0, up to 1 */
   double turn = (double)(words.word[1] >> 11) * 0x1p-53;          /* from 0, below 1 */
@@ -43,8 +41,7 @@ NIB_HD void nib_random_normal_pair(uint64_t seed, uint64_t pair, double normal[2
 }
 
 /* The upper 64 bits of a product. */
-NIB_HD uint64_t nib_mulhi64(uint64_t a, uint64_t b)
-{
+NIB_HD uint64_t nib_mulhi64(uint64_t a, uint64_t b) {
   uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
   uint64_t middle = a1 * b0 + (a0 * b0 >> 32);
   uint64_t middle2 = a0 * b1 + (uint32_t)middle;
@@ -52,8 +49,7 @@ NIB_HD uint64_t nib_mulhi64(uint64_t a, uint64_t b)
 }
 
 /* Elements 2*pair and 2*pair + 1 of a tensor of integers low .. low + range - 1 (`range` values). */
-NIB_HD void nib_random_integer_pair(uint64_t seed, uint64_t pair, int64_t low, uint64_t range, int64_t integer[2])
-{
+NIB_HD void nib_random_integer_pair(uint64_t seed, uint64_t pair, int64_t low, uint64_t range, int64_t integer[2]) {
   struct nib_random_words words = nib_philox(seed, pair);
   integer[0] = (int64_t)((uint64_t)low + nib_mulhi64(words.word[0], range));
   integer[1] = (int64_t)((uint64_t)low + nib_mulhi64(words.word[1], range));
@@ -69,13 +65,11 @@ struct nib_permutation {
   uint32_t key[NIB_PERMUTATION_ROUNDS];
 };
 
-NIB_HD struct nib_permutation nib_permutation_make(uint64_t seed, uint64_t count)
-{
+NIB_HD struct nib_permutation nib_permutation_make(uint64_t seed, uint64_t count) {
   struct nib_permutation permutation;
   permutation.count = count;
   permutation.half_bits = 4; /* a network on fewer bits knows too few permutations */
-  while (permutation.half_bits < 32 && (count - 1) >> (2 * permutation.half_bits))
-    permutation.half_bits++;
+  while (permutation.half_bits < 32 && (count - 1) >> (2 * permutation.half_bits)) permutation.half_bits++;
   permutation.mask = permutation.half_bits < 32 ? (1u << permutation.half_bits) - 1 : 0xFFFFFFFFu;
   for (int i = 0; i < NIB_PERMUTATION_ROUNDS; i += 4) {
     struct nib_random_words words = nib_philox(seed, (uint64_t)i);
@@ -87,8 +81,7 @@ NIB_HD struct nib_permutation nib_permutation_make(uint64_t seed, uint64_t count
   return permutation;
 }
 
-NIB_HD int64_t nib_permutation_at(const struct nib_permutation *permutation, int64_t index)
-{
+NIB_HD int64_t nib_permutation_at(const struct nib_permutation *permutation, int64_t index) {
   uint64_t value = (uint64_t)index;
   do {
     uint32_t left = (uint32_t)(value >> permutation->half_bits), right = (uint32_t)value & permutation->mask;

@@ -178,12 +178,15 @@ struct nib_params_layout {
 };
 
 /* ---- runtime.c ---- */
+extern const char *const nib_operation_names[NIB_OPERATION_COUNT];
 void *nib_allocate(nib_runtime *rt, size_t bytes);
 void *nib_allocate_zero(nib_runtime *rt, size_t bytes);
 void *nib_reallocate(nib_runtime *rt, void *pointer, size_t old_bytes, size_t new_bytes);
 void nib_free(nib_runtime *rt, void *pointer, size_t bytes);
 /* Sets the message and returns the status. */
 nib_status nib_fail(nib_runtime *rt, nib_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* A message for people, where the host wants any. */
+void nib_log(nib_runtime *rt, nib_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes);
 /* At the top of every public function that does something: closed and forked runtimes are refused. */
 nib_status nib_enter(nib_runtime *rt);

@@ -80,7 +80,12 @@ NIB_API const char *nib_status_text(nib_status status);
 
 /* ---- Runtime ------------------------------------------------------------------------------------------------------- */
 
-typedef enum nib_log_level { NIB_LOG_DEBUG, NIB_LOG_INFO, NIB_LOG_WARNING, NIB_LOG_ERROR } nib_log_level;
+typedef enum nib_log_level {
+  NIB_LOG_DEBUG,   /* a call failed: its message */
+  NIB_LOG_INFO,    /* a device was opened */
+  NIB_LOG_WARNING, /* an allocation had to wait for queued work */
+  NIB_LOG_ERROR    /* a GPU's context is lost */
+} nib_log_level;
 
 /* All zero is a good configuration. */
 typedef struct nib_config {
@@ -89,7 +94,7 @@ typedef struct nib_config {
    * page of the kernel's, by which a child process after fork is told). Returns NULL when it cannot allocate. Results are
    * aligned as malloc's. NULL: the C library's. */
   void *(*allocate)(void *user, void *pointer, size_t old_size, size_t new_size);
-  /* Receives messages for people (no newline). NULL: none are made. */
+  /* Receives messages for people (no newline at the end). NULL: none are made. */
   void (*log)(void *user, nib_log_level level, const char *message);
   /* Calls body(context, i) once for each i in 0..count-1, on threads of the host's choice, and returns when all have
    * returned. Called from several of the runtime's threads at once. NULL: the runtime's own small pool. */

@@ -31,6 +31,12 @@ const char *nib_status_text(nib_status status) {
   return (unsigned)status < NIB_STATUS_COUNT ? texts[status] : "?";
 }
 
+const char *const nib_operation_names[NIB_OPERATION_COUNT] = {
+#define X(symbol, name) name,
+  NIB_OPERATION_LIST(X)
+#undef X
+};
+
 uint32_t nib_abi_version(void) { return NIB_ABI_VERSION; }
 const char *nib_version(void) { return NIB_VERSION; }
 
@@ -70,6 +76,16 @@ nib_status nib_fail(nib_runtime *rt, nib_status status, const char *format, ...)
   va_end(arguments);
   if (rt->config.log) rt->config.log(rt->config.user, NIB_LOG_DEBUG, rt->error);
   return status;
+}
+
+void nib_log(nib_runtime *rt, nib_log_level level, const char *format, ...) {
+  char text[256];
+  va_list arguments;
+  if (!rt->config.log) return;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  rt->config.log(rt->config.user, level, text);
 }
 
 nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes) {
@@ -116,11 +132,6 @@ nib_status nib_check_not_capturing(nib_device *device, const char *operation) {
 }
 
 static nib_status take_fault(nib_device *device) {
-  static const char *const operations[] = {
-#define X(symbol, name) name,
-    NIB_OPERATION_LIST(X)
-#undef X
-  };
   static const struct {
     const char *parameter, *expectation;
   } contents[] = {
@@ -145,7 +156,7 @@ static nib_status take_fault(nib_device *device) {
     return nib_fail(device->runtime, NIB_FAULT, "kernel: fault: expected a known fault, got %u/%u (content fault on %s)",
                     operation, content, device->info.name);
   return nib_fail(device->runtime, NIB_FAULT, "%s: %s: expected %s, got %s at index %lld (content fault on %s)",
-                  operations[operation], contents[content].parameter, contents[content].expectation, value,
+                  nib_operation_names[operation], contents[content].parameter, contents[content].expectation, value,
                   (long long)index, device->info.name);
 }
 
@@ -279,7 +290,9 @@ nib_status nib_device_open(nib_device *device) {
   if (device->default_stream) return NIB_OK;
   if (!device->info.available) return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: %s", device->info.name, device->info.reason);
   nib_status status = device->backend->device_open ? device->backend->device_open(device) : NIB_OK;
-  return status != NIB_OK ? status : nib_stream_open_default(device);
+  if (status == NIB_OK) status = nib_stream_open_default(device);
+  if (status == NIB_OK) nib_log(device->runtime, NIB_LOG_INFO, "%s: opened, %s", device->info.name, device->info.description);
+  return status;
 }
 
 nib_stream *nib_device_default_stream(nib_device *device) {

@@ -94,10 +94,16 @@ static nib_status allocate(nib_device *device, nib_device *pinned_by, size_t byt
   return device->backend->memory_allocate(device, bytes, out);
 }
 
+/* Waits for what holds memory back. */
+static void make_room(nib_device *device, size_t bytes) {
+  nib_log(device->runtime, NIB_LOG_WARNING, "%s: waits for queued work: no room for %zu bytes more", device->info.name, bytes);
+  nib_drain(device);
+}
+
 static nib_status storage_create(nib_device *device, nib_device *pinned_by, size_t bytes, struct nib_storage **out) {
   nib_runtime *rt = device->runtime;
   nib_reap(device, 0);
-  if (over_cap(device, bytes)) nib_drain(device);
+  if (over_cap(device, bytes)) make_room(device, bytes);
   if (over_cap(device, bytes))
     return nib_fail(rt, NIB_MEMORY, "tensor: memory: expected at most %llu bytes of tensors on %s (the cap), got %llu and %zu more",
                     (unsigned long long)rt->config.memory_cap, device->info.name,
@@ -105,8 +111,8 @@ static nib_status storage_create(nib_device *device, nib_device *pinned_by, size
   struct nib_storage *storage = nib_allocate_zero(rt, sizeof *storage);
   if (!storage) return nib_fail_memory(rt, "tensor", sizeof *storage);
   nib_status status = allocate(device, pinned_by, bytes, &storage->data);
-  if (status == NIB_MEMORY) { /* once more, when nothing is held back by queued work */
-    nib_drain(device);
+  if (status == NIB_MEMORY) {
+    make_room(device, bytes);
     status = allocate(device, pinned_by, bytes, &storage->data);
   }
   if (status != NIB_OK) {

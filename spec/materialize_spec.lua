@@ -59,7 +59,7 @@ local function check(c, context)
   assert.tensor_equal(expected.fp8_block_tables, fp8_tables, context .. ": fp8_block_tables")
   for name, pool in pairs(pools) do pool:assert_unchanged(context .. ": " .. name) end
 
-  -- A fresh result: the same pages, and the zero page; the others are unspecified.
+  -- A fresh result: the same pages, and the zero page; the others are unspecified, and not looked at.
   local fresh, fresh_tables = run(nil)
   settle()
   assert.same(expected.kv_cache_fp8.shape, fresh.shape)
@@ -170,6 +170,21 @@ describe("materialize", function()
     -- fresh results
     none = run(nibble.zeros(0, 0, {dtype = "int32"}), nibble.zeros(0, {dtype = "int32"}), 0, nil)
     assert.equal(("\0"):rep(2 * 2 * 4 * 64), none:bytes())
+  end)
+
+  it("looks at a request once that was expanded to any number, where none has pages #quick", function()
+    local none = nibble.zeros(1, 1, 4, 32, {dtype = "uint8"})
+    local scales = nibble.zeros(1, 1, 4, 4, {dtype = "uint8"})
+    local function run(length)
+      return materialize(none, none, scales, scales, nibble.zeros(1, 0, {dtype = "int32"}):expand(1 << 40, 0),
+        nibble.tensor({length}, {dtype = "int32"}):expand(1 << 40), 0)
+    end
+    local cache, tables = run(0)
+    assert.same({1, 2, 1, 4, 64}, cache.shape)
+    assert.same({1 << 40, 0}, tables.shape)
+    assert.equal(("\0"):rep(512), cache:bytes())
+    run(1)
+    assert.faults_like(nibble.check_faults, "quantization.nvfp4_kv_materialize_fp8", "seq_lens", 1, 0)
   end)
 
   it("puts request b's page j at kv_page_indptr[b] + j + 1; slack stays as it was #quick", function()

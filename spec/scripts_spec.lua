@@ -109,6 +109,38 @@ describe("scripts/", function()
       end
     end)
 
+    it("--compute-sanitizer runs the quick specs under the tool, and a finding or silence of the tool fails", function()
+      local text = "it('a', function() error 'slow' end) it('b #quick', function() end)"
+      local tool = folder .. "/compute-sanitizer"
+      local function under(report, status)
+        write(tool, ([[#!/bin/sh
+for argument; do
+  case $argument in
+    --log-file=*) printf '%%s' '%s' >"${argument#*=}" ;;
+    -*) ;;
+    *) break ;;
+  esac
+  shift
+done
+"$@"
+exit %s
+]]):format(report, status))
+        process.run("chmod +x " .. tool)
+        write(folder .. "/sample_spec.lua", text)
+        return process.run(("cd %s && PATH=%s:$PATH %s/scripts/test --compute-sanitizer memcheck --device cpu sample_spec.lua"):format(
+          quote(folder), quote(folder), quote(root)))
+      end
+      local good = under("========= ERROR SUMMARY: 0 errors\n", 0)
+      assert.same({ 0, "1 passed, 0 failed, 0 skipped\n" }, { good.status, good.stdout })
+      assert.equal("scripts/test: compute-sanitizer memcheck: ========= ERROR SUMMARY: 0 errors\n", good.stderr)
+      local bad = under("========= Invalid __global__ write\n========= ERROR SUMMARY: 1 error\n", 99)
+      assert.same({ 1, "1 passed, 1 failed, 0 skipped\n" }, { bad.status, bad.stdout })
+      assert.matches("Invalid __global__ write\n", bad.stderr)
+      assert.matches("no summary", under("", 0).stderr)
+      assert.equal(1, under("", 0).status)
+      assert.equal(2, test(text, "--compute-sanitizer leakcheck").status)
+    end)
+
     it("ends at Ctrl-C, whoever of its processes gets it, with 130", function()
       for _, how in ipairs {
         "require('spec.support.runtime_process').run('kill -INT $$')", -- a spec's child; its parent is deaf meanwhile
@@ -127,6 +159,7 @@ describe("scripts/", function()
       assert.matches("^usage: scripts/run .*\n  %-%-steps +64 ", result.stdout)
       assert.equal(2, test("", "--sanitize --valgrind").status)
       assert.equal(2, test("", "--threads --valgrind").status)
+      assert.equal(2, test("", "--sanitize --compute-sanitizer memcheck").status)
     end)
   end)
 

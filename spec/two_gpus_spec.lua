@@ -157,6 +157,40 @@ describe("two GPUs", function()
       assert(used() == base)
     ]], "NIB_STANDIN_JITTER=0")
   end)
+
+  it("are not mixed: the error names the argument and both", function()
+    on_two_gpus([[
+      local operation = "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+      local key, slots = nibble.zeros(4, 2, 16, with(A, "bfloat16")), nibble.arange(4, with(A, "int32"))
+      local data, scales = nibble.zeros(2, 2, 4, 2, 8, with(A, "uint8")), nibble.zeros(2, 2, 4, 2, 1, with(A, "uint8"))
+      -- The first tensor's GPU is where it runs: when that one is elsewhere, all others are.
+      for i, name in ipairs({ "append_value", "append_value", "slot_mapping", "paged_kv_cache (K)", "kv_cache_sf (K)" }) do
+        local arguments = { key, key, slots, data, scales, 1.0, 1.0 }
+        arguments[i] = arguments[i]:to("cuda:1")
+        local ok, message = pcall(nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping, table.unpack(arguments))
+        local right = ("%s: %s: expected a tensor on cuda:%d, got one on cuda:%d"):format(operation, name, i == 1 and 1 or 0,
+          i == 1 and 0 or 1)
+        assert(not ok and message:find(right, 1, true), tostring(message))
+      end
+    ]])
+  end)
+
+  it("have memory and faults of their own", function()
+    on_two_gpus([[
+      local function used(device) return nibble.memory(device).used end
+      nibble.zeros(1, A) nibble.zeros(1, B)
+      collectgarbage() collectgarbage()
+      local a, b = used("cuda:0"), used("cuda:1")
+      local kept = nibble.zeros(1 << 20, with(B, "uint8"))
+      assert(used("cuda:0") == a and used("cuda:1") == b + (1 << 20))
+      nibble.mla.dequantize_cache(nibble.zeros(2, 4, 384, with(B, "uint8")), nibble.tensor({ 99 }, with(B, "int32")))
+      nibble.check_faults("cuda:0")
+      local ok, message = pcall(nibble.check_faults, "cuda:1")
+      assert(not ok and message:find("mla.dequantize_cache: slots: expected .+, got 99 .*cuda:1"), tostring(message))
+      nibble.check_faults("cuda:1")
+      assert(kept:numel() == 1 << 20)
+    ]])
+  end)
 end)
 
 -- Everything above once. Two GPUs.

@@ -3,18 +3,15 @@
 #include "clones.h"
 
 /* Non-negative floats order like their bits, so that the maximum of the bits is the maximum. */
-static void atomic_maximum(float *out, float value)
-{
+static void atomic_maximum(float *out, float value) {
   typedef uint32_t __attribute__((may_alias)) word;
   word *bits = (word *)out;
   uint32_t mine = nib_bits_from_f32(value), seen = __atomic_load_n(bits, __ATOMIC_RELAXED);
-  while (seen < mine && !__atomic_compare_exchange_n(bits, &seen, mine, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-    ;
+  while (seen < mine && !__atomic_compare_exchange_n(bits, &seen, mine, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
 }
 
 /* Items are [num_pages, page_size] tokens. */
-NIB_BODY amax_body(void *argument, int64_t begin, int64_t end)
-{
+NIB_BODY amax_body(void *argument, int64_t begin, int64_t end) {
   const struct nib_amax_params *p = argument;
   float largest = 0;
   for (int64_t item = begin; item < end; item++) {
@@ -31,11 +28,9 @@ NIB_BODY amax_body(void *argument, int64_t begin, int64_t end)
 }
 NIB_CLONES(amax)
 
-void nib_cpu_amax(const void *params, const struct nib_cpu_team *team)
-{
+void nib_cpu_amax(const void *params, const struct nib_cpu_team *team) {
   struct nib_amax_params p = *(const struct nib_amax_params *)params;
-  if (p.num_pages <= 0 || p.page_size <= 0 || p.heads <= 0 || p.head_dim <= 0)
-    return;
+  if (p.num_pages <= 0 || p.page_size <= 0 || p.heads <= 0 || p.head_dim <= 0) return;
   if (p.token_stride == p.heads * p.head_stride && p.head_stride == p.head_dim) { /* compact tokens: longer runs */
     p.head_dim *= p.heads;
     p.heads = 1;

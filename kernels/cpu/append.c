@@ -7,14 +7,12 @@ struct append {
   float k_scale, v_scale;
 };
 
-NIB_BODY append_rows(const struct append *task, int32_t type, int64_t begin, int64_t end)
-{
+NIB_BODY append_rows(const struct append *task, int32_t type, int64_t begin, int64_t end) {
   const struct nib_append_params *p = task->params;
   int64_t blocks = p->head_dim / NIB_BLOCK;
   for (int64_t row = begin; row < end; row++) {
     struct nib_slot slot = nib_slot_split(nib_index_at(&p->slots, 0, row), p->page_size, p->num_pages);
-    if (!slot.valid)
-      continue;
+    if (!slot.valid) continue;
     const uint16_t *key = (const uint16_t *)p->key + row * p->key_row_stride;
     const uint16_t *value = (const uint16_t *)p->value + row * p->value_row_stride;
     for (int64_t head = 0; head < p->heads; head++) {
@@ -28,8 +26,7 @@ NIB_BODY append_rows(const struct append *task, int32_t type, int64_t begin, int
   }
 }
 
-NIB_BODY append_body(void *argument, int64_t begin, int64_t end)
-{
+NIB_BODY append_body(void *argument, int64_t begin, int64_t end) {
   const struct append *task = argument;
   if (task->params->type == NIB_TYPE_FLOAT16)
     append_rows(task, NIB_TYPE_FLOAT16, begin, end);
@@ -38,12 +35,10 @@ NIB_BODY append_body(void *argument, int64_t begin, int64_t end)
 }
 NIB_CLONES(append)
 
-void nib_cpu_append(const void *params, const struct nib_cpu_team *team)
-{
+void nib_cpu_append(const void *params, const struct nib_cpu_team *team) {
   const struct nib_append_params *p = params;
-  if (p->rows <= 0 || p->heads <= 0 || p->head_dim <= 0 || p->page_size <= 0)
-    return;
-  struct append task = {p, nib_scale_read(&p->k_scale), nib_scale_read(&p->v_scale)};
+  if (p->rows <= 0 || p->heads <= 0 || p->head_dim <= 0 || p->page_size <= 0) return;
+  struct append task = { p, nib_scale_read(&p->k_scale), nib_scale_read(&p->v_scale) };
   if (!nib_scale_is_valid(task.k_scale)) {
     nib_fault_raise(p->fault, NIB_OPERATION_APPEND, NIB_CONTENT_K_SCALE, 0, 1, 0, task.k_scale);
     return;

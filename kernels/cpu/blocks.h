@@ -10,14 +10,12 @@
 
 /* Elements (float16 or bfloat16) to packed codes by append's rule, their scale bytes to sf[0], sf[1], ... */
 NIB_BODY nib_blocks_quantize(const uint16_t *x, int32_t type, int64_t blocks, float global, uint32_t nan_code, uint8_t *packed,
-                             uint8_t *sf)
-{
+                             uint8_t *sf) {
   for (int64_t done = 0; done < blocks; done += NIB_STEP) {
     int count = (int)(blocks - done < NIB_STEP ? blocks - done : NIB_STEP);
-    float amax[NIB_STEP] = {0}, inverse[NIB_STEP];
+    float amax[NIB_STEP] = { 0 }, inverse[NIB_STEP];
     uint8_t byte[NIB_STEP];
-    for (int i = 0; i < count; i++)
-      amax[i] = nib_amax(x + (done + i) * NIB_BLOCK, NIB_BLOCK, type);
+    for (int i = 0; i < count; i++) amax[i] = nib_amax(x + (done + i) * NIB_BLOCK, NIB_BLOCK, type);
     for (int i = 0; i < NIB_STEP; i++) {
       struct nib_block_scale scale = nib_block_scale(amax[i], global);
       inverse[i] = scale.inverse;

@@ -13,28 +13,24 @@
 #define NIB_BODY __attribute__((always_inline)) static inline void
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#define NIB_CLONES(name)                                                              \
-  static void name##_baseline(void *argument, int64_t begin, int64_t end)             \
-  {                                                                                   \
-    name##_body(argument, begin, end);                                                \
-  }                                                                                   \
-  __attribute__((target("avx2,fma"))) static void name##_avx2(void *argument, int64_t begin, int64_t end) \
-  {                                                                                   \
-    name##_body(argument, begin, end);                                                \
+#define NIB_CLONES(name)                                                                                      \
+  static void name##_baseline(void *argument, int64_t begin, int64_t end) {                                   \
+    name##_body(argument, begin, end);                                                                        \
+  }                                                                                                           \
+  __attribute__((target("avx2,fma"))) static void name##_avx2(void *argument, int64_t begin, int64_t end) {   \
+    name##_body(argument, begin, end);                                                                        \
   }
 #define NIB_PICK(name) (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? name##_avx2 : name##_baseline)
 #else
-#define NIB_CLONES(name)                                                              \
-  static void name##_baseline(void *argument, int64_t begin, int64_t end)             \
-  {                                                                                   \
-    name##_body(argument, begin, end);                                                \
+#define NIB_CLONES(name)                                                    \
+  static void name##_baseline(void *argument, int64_t begin, int64_t end) { \
+    name##_body(argument, begin, end);                                      \
   }
 #define NIB_PICK(name) name##_baseline
 #endif
 
 /* Items per piece of work, so that a piece moves at least 32 KiB: below that, handing it over costs more than doing it. */
-static inline int64_t nib_cpu_grain(int64_t bytes_per_item)
-{
+static inline int64_t nib_cpu_grain(int64_t bytes_per_item) {
   return bytes_per_item < 32768 ? 32768 / (bytes_per_item > 0 ? bytes_per_item : 1) : 1;
 }
 

@@ -15,8 +15,7 @@ struct copy {
         ((const word *)from)[row * from_rows.row_stride + column * from_rows.stride]
 
 NIB_BODY move_rows(int64_t size, const char *restrict from, struct nib_rows from_rows, char *restrict to,
-                   struct nib_rows to_rows)
-{
+                   struct nib_rows to_rows) {
   int64_t bytes = to_rows.columns * size;
   if (from_rows.stride == 1 && to_rows.stride == 1 && bytes >= 64)
     for (int64_t row = 0; row < to_rows.rows; row++)
@@ -33,8 +32,7 @@ NIB_BODY move_rows(int64_t size, const char *restrict from, struct nib_rows from
 
 /* At most NIB_RUN elements. */
 NIB_BODY convert_rows(const struct nib_copy_params *p, const void *from, struct nib_rows from_rows, void *to,
-                      struct nib_rows to_rows)
-{
+                      struct nib_rows to_rows) {
   union {
     float real[NIB_RUN];
     int64_t integer[NIB_RUN];
@@ -48,8 +46,7 @@ NIB_BODY convert_rows(const struct nib_copy_params *p, const void *from, struct 
   }
 }
 
-NIB_BODY copy_body(void *argument, int64_t begin, int64_t end)
-{
+NIB_BODY copy_body(void *argument, int64_t begin, int64_t end) {
   const struct copy *task = argument;
   const struct nib_copy_params *p = task->params;
   const struct nib_tiles *tiles = &task->tiles;
@@ -58,8 +55,8 @@ NIB_BODY copy_body(void *argument, int64_t begin, int64_t end)
   for (int64_t item = begin; item < end; item++) {
     const char *from = (const char *)p->source + tile.offset[0] * from_size;
     char *to = (char *)p->destination + tile.offset[1] * to_size;
-    struct nib_rows from_rows = {tile.rows, tiles->row_stride[0], tile.columns, tiles->column_stride[0]};
-    struct nib_rows to_rows = {tile.rows, tiles->row_stride[1], tile.columns, tiles->column_stride[1]};
+    struct nib_rows from_rows = { tile.rows, tiles->row_stride[0], tile.columns, tiles->column_stride[0] };
+    struct nib_rows to_rows = { tile.rows, tiles->row_stride[1], tile.columns, tiles->column_stride[1] };
     if (p->source_type == p->destination_type)
       move_rows(from_size, from, from_rows, to, to_rows);
     else
@@ -69,13 +66,12 @@ NIB_BODY copy_body(void *argument, int64_t begin, int64_t end)
 }
 NIB_CLONES(copy)
 
-void nib_cpu_copy(const void *params, const struct nib_cpu_team *team)
-{
+void nib_cpu_copy(const void *params, const struct nib_cpu_team *team) {
   struct nib_copy_params p = *(const struct nib_copy_params *)params;
   int jumps = p.ndim > 1 && (p.source_stride[p.ndim - 1] > 1 || p.destination_stride[p.ndim - 1] > 1);
   int64_t elements = p.source_type == p.destination_type ? 16384 : NIB_RUN;
-  struct copy task = {&p, nib_tiles_make(p.ndim, p.size, p.source_stride, p.destination_stride, jumps ? 16 : elements,
-                                         jumps ? NIB_RUN : elements)};
+  struct copy task = { &p, nib_tiles_make(p.ndim, p.size, p.source_stride, p.destination_stride, jumps ? 16 : elements,
+                                          jumps ? NIB_RUN : elements) };
   if (task.tiles.items > 0)
     team->run(team->context, task.tiles.items,
               nib_cpu_grain(task.tiles.tile_rows * task.tiles.tile_columns *

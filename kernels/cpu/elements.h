@@ -43,43 +43,34 @@ struct nib_rows {
       }                                                                            \
   }
 
-NIB_BODY nib_load_rows_f32(int32_t type, const void *restrict data, struct nib_rows rows, float *restrict out)
-{
+NIB_BODY nib_load_rows_f32(int32_t type, const void *restrict data, struct nib_rows rows, float *restrict out) {
   NIB_FOR_ELEMENTS(out[i] = nib_load_f32(data, at, type))
 }
 
-NIB_BODY nib_load_rows_i64(int32_t type, const void *restrict data, struct nib_rows rows, int64_t *restrict out)
-{
+NIB_BODY nib_load_rows_i64(int32_t type, const void *restrict data, struct nib_rows rows, int64_t *restrict out) {
   NIB_FOR_ELEMENTS(out[i] = nib_load_i64(data, at, type))
 }
 
-NIB_BODY nib_store_rows_f32(int32_t type, void *restrict data, struct nib_rows rows, const float *restrict in)
-{
+NIB_BODY nib_store_rows_f32(int32_t type, void *restrict data, struct nib_rows rows, const float *restrict in) {
   NIB_FOR_ELEMENTS(nib_store_f32(data, at, type, in[i]))
 }
 
-NIB_BODY nib_store_rows_i64(int32_t type, void *restrict data, struct nib_rows rows, const int64_t *restrict in)
-{
+NIB_BODY nib_store_rows_i64(int32_t type, void *restrict data, struct nib_rows rows, const int64_t *restrict in) {
   NIB_FOR_ELEMENTS(nib_store_i64(data, at, type, in[i]))
 }
 
 /* Compact runs. */
 
-NIB_BODY nib_store_run_f64(int32_t type, void *restrict data, int64_t count, const double *restrict in)
-{
-  for (int64_t i = 0; i < count; i++)
-    nib_store_f64(data, i, type, in[i]);
+NIB_BODY nib_store_run_f64(int32_t type, void *restrict data, int64_t count, const double *restrict in) {
+  for (int64_t i = 0; i < count; i++) nib_store_f64(data, i, type, in[i]);
 }
 
-NIB_BODY nib_store_run_i64(int32_t type, void *restrict data, int64_t count, const int64_t *restrict in)
-{
-  for (int64_t i = 0; i < count; i++)
-    nib_store_i64(data, i, type, in[i]);
+NIB_BODY nib_store_run_i64(int32_t type, void *restrict data, int64_t count, const int64_t *restrict in) {
+  for (int64_t i = 0; i < count; i++) nib_store_i64(data, i, type, in[i]);
 }
 
 /* The start of a compact tensor's element `at`. */
-static inline void *nib_element(void *data, int64_t at, int32_t type)
-{
+static inline void *nib_element(void *data, int64_t at, int32_t type) {
   return (char *)data + at * nib_type_size(type);
 }
 

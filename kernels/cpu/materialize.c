@@ -7,8 +7,7 @@ struct materialize {
   uint8_t product[256][16]; /* E4M3(value of code * scale byte): there are only 4096 of them */
 };
 
-NIB_BODY materialize_block(const uint8_t *packed, const uint8_t *product, uint8_t *out)
-{
+NIB_BODY materialize_block(const uint8_t *packed, const uint8_t *product, uint8_t *out) {
   for (int i = 0; i < NIB_BLOCK_BYTES; i++) {
     out[2 * i] = product[packed[i] & 15];
     out[2 * i + 1] = product[packed[i] >> 4];
@@ -16,8 +15,7 @@ NIB_BODY materialize_block(const uint8_t *packed, const uint8_t *product, uint8_
 }
 
 /* One head of one page, K or V, compact in the output. */
-static void materialize_plane(const struct materialize *task, int64_t page, int64_t head, int is_value, uint8_t *out)
-{
+static void materialize_plane(const struct materialize *task, int64_t page, int64_t head, int is_value, uint8_t *out) {
   const struct nib_materialize_params *p = task->params;
   const struct nib_paged *cache = is_value ? &p->v_cache : &p->k_cache;
   int64_t blocks = p->head_dim / NIB_BLOCK;
@@ -40,8 +38,7 @@ static void materialize_plane(const struct materialize *task, int64_t page, int6
 }
 
 /* Items are planes: [batch, max_pages, 2, heads]. */
-static void materialize_planes(void *argument, int64_t begin, int64_t end)
-{
+static void materialize_planes(void *argument, int64_t begin, int64_t end) {
   const struct materialize *task = argument;
   const struct nib_materialize_params *p = task->params;
   size_t plane = (size_t)(p->page_size * p->head_dim);
@@ -52,8 +49,7 @@ static void materialize_planes(void *argument, int64_t begin, int64_t end)
     int64_t b = item / (2 * p->heads) / p->max_pages;
     struct nib_materialize_request request = nib_materialize_request(p, b);
     int64_t target = nib_materialize_page(&request, column);
-    if (target == 0)
-      continue;
+    if (target == 0) continue;
     uint8_t *out = p->out + ((target * 2 + is_value) * p->heads + head) * (int64_t)plane;
     int64_t page = p->block_tables[b * p->table_row_stride + is_value * p->table_kv_stride + column * p->table_stride];
     if (page >= 0 && page < p->num_pages) {
@@ -69,8 +65,7 @@ static void materialize_planes(void *argument, int64_t begin, int64_t end)
 }
 
 /* Request b's row of the new table, and what is wrong with its length and range. */
-static void materialize_table_row(const struct nib_materialize_params *p, int64_t b)
-{
+static void materialize_table_row(const struct nib_materialize_params *p, int64_t b) {
   struct nib_materialize_request request = nib_materialize_request(p, b);
   for (int64_t column = 0; column < p->max_pages; column++)
     p->out_table[b * p->max_pages + column] = (int32_t)nib_materialize_page(&request, column);
@@ -83,8 +78,7 @@ static void materialize_table_row(const struct nib_materialize_params *p, int64_
 }
 
 /* A quarter of them is computed; the others differ in their signs. */
-static void fill_products(uint8_t product[256][16])
-{
+static void fill_products(uint8_t product[256][16]) {
   for (uint32_t scale = 0; scale < 128; scale++)
     for (uint32_t code = 0; code < 8; code++) {
       uint8_t value = nib_e4m3_from_e2m1(code, (uint8_t)scale);
@@ -94,17 +88,14 @@ static void fill_products(uint8_t product[256][16])
     }
 }
 
-void nib_cpu_materialize(const void *params, const struct nib_cpu_team *team)
-{
+void nib_cpu_materialize(const void *params, const struct nib_cpu_team *team) {
   const struct nib_materialize_params *p = params;
   struct materialize task;
   int64_t plane = p->page_size * p->head_dim;
   if (p->heads > 0 && plane > 0)
     memset(p->out, 0, (size_t)(2 * p->heads * plane)); /* the zero page */
-  for (int64_t b = 0; b < p->batch; b++)
-    materialize_table_row(p, b);
-  if (p->batch <= 0 || p->max_pages <= 0 || p->heads <= 0 || plane <= 0)
-    return;
+  for (int64_t b = 0; b < p->batch; b++) materialize_table_row(p, b);
+  if (p->batch <= 0 || p->max_pages <= 0 || p->heads <= 0 || plane <= 0) return;
   task.params = p;
   fill_products(task.product);
   team->run(team->context, p->batch * p->max_pages * 2 * p->heads, nib_cpu_grain(plane * 3 / 2), materialize_planes, &task);

@@ -2,8 +2,7 @@
 #include "../paged.h"
 #include "clones.h"
 
-NIB_BODY mla_dequantize_body(void *argument, int64_t begin, int64_t end)
-{
+NIB_BODY mla_dequantize_body(void *argument, int64_t begin, int64_t end) {
   const struct nib_mla_dequantize_params *p = argument;
   for (int64_t row = begin; row < end; row++) {
     uint16_t *out = p->out + row * NIB_MLA_DIM;
@@ -25,10 +24,8 @@ NIB_BODY mla_dequantize_body(void *argument, int64_t begin, int64_t end)
 }
 NIB_CLONES(mla_dequantize)
 
-void nib_cpu_mla_dequantize(const void *params, const struct nib_cpu_team *team)
-{
+void nib_cpu_mla_dequantize(const void *params, const struct nib_cpu_team *team) {
   struct nib_mla_dequantize_params p = *(const struct nib_mla_dequantize_params *)params;
-  if (p.count <= 0 || p.page_size <= 0)
-    return;
+  if (p.count <= 0 || p.page_size <= 0) return;
   team->run(team->context, p.count, nib_cpu_grain(NIB_MLA_DIM * (int64_t)sizeof(uint16_t)), NIB_PICK(mla_dequantize), &p);
 }

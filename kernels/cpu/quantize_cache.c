@@ -10,8 +10,7 @@ struct quantize_cache {
 
 #define NIB_RUN_BLOCKS 64 /* whose scales are kept while they wait for their interleaved places */
 
-NIB_BODY quantize_row(const struct quantize_cache *task, int32_t type, int64_t page, int64_t token, int64_t head)
-{
+NIB_BODY quantize_row(const struct quantize_cache *task, int32_t type, int64_t page, int64_t token, int64_t head) {
   const struct nib_quantize_cache_params *p = task->params;
   const uint16_t *x = (const uint16_t *)p->source + page * p->source_page_stride + token * p->source_token_stride +
                       head * p->source_head_stride;
@@ -37,16 +36,13 @@ NIB_BODY quantize_row(const struct quantize_cache *task, int32_t type, int64_t p
 }
 
 /* Items are [num_pages, page_size] tokens. */
-NIB_BODY quantize_tokens(const struct quantize_cache *task, int32_t type, int64_t begin, int64_t end)
-{
+NIB_BODY quantize_tokens(const struct quantize_cache *task, int32_t type, int64_t begin, int64_t end) {
   const struct nib_quantize_cache_params *p = task->params;
   for (int64_t item = begin; item < end; item++)
-    for (int64_t head = 0; head < p->heads; head++)
-      quantize_row(task, type, item / p->page_size, item % p->page_size, head);
+    for (int64_t head = 0; head < p->heads; head++) quantize_row(task, type, item / p->page_size, item % p->page_size, head);
 }
 
-NIB_BODY quantize_cache_body(void *argument, int64_t begin, int64_t end)
-{
+NIB_BODY quantize_cache_body(void *argument, int64_t begin, int64_t end) {
   const struct quantize_cache *task = argument;
   if (task->params->type == NIB_TYPE_FLOAT16)
     quantize_tokens(task, NIB_TYPE_FLOAT16, begin, end);
@@ -56,8 +52,7 @@ NIB_BODY quantize_cache_body(void *argument, int64_t begin, int64_t end)
 NIB_CLONES(quantize_cache)
 
 /* The first infinite element, by its index in the order of memory ([page, token, head] or [page, head, token]). */
-static void raise_infinity(const struct nib_quantize_cache_params *p)
-{
+static void raise_infinity(const struct nib_quantize_cache_params *p) {
   const uint16_t infinity = p->type == NIB_TYPE_FLOAT16 ? 0x7C00 : 0x7F80;
   int heads_inside = p->source_token_stride >= p->source_head_stride;
   int64_t outer = heads_inside ? p->page_size : p->heads, inner = heads_inside ? p->heads : p->page_size;
@@ -77,11 +72,10 @@ static void raise_infinity(const struct nib_quantize_cache_params *p)
       }
 }
 
-void nib_cpu_quantize_cache(const void *params, const struct nib_cpu_team *team)
-{
+void nib_cpu_quantize_cache(const void *params, const struct nib_cpu_team *team) {
   const struct nib_quantize_cache_params *p = params;
   float global_sf = p->amax ? 448.0f / (*p->amax > 1e-12f ? *p->amax : 1e-12f) : nib_scale_read(&p->global_sf);
-  struct quantize_cache task = {p, 1.0f / global_sf, 0};
+  struct quantize_cache task = { p, 1.0f / global_sf, 0 };
   *p->out_scale = nib_f32_canonical(task.global);
   task.refused = !nib_scale_is_valid(global_sf) || !nib_scale_is_valid(task.global);
   if (task.refused && p->amax)

@@ -3,8 +3,7 @@
 #include "../convert.h"
 #include "clones.h"
 
-static void rope_table_rows(void *argument, int64_t begin, int64_t end)
-{
+static void rope_table_rows(void *argument, int64_t begin, int64_t end) {
   const struct nib_rope_table_params *p = argument;
   for (int64_t position = begin; position < end; position++)
     for (int pair = 0; pair < NIB_MLA_ROPE / 2; pair++) {
@@ -15,9 +14,7 @@ static void rope_table_rows(void *argument, int64_t begin, int64_t end)
     }
 }
 
-void nib_cpu_rope_table(const void *params, const struct nib_cpu_team *team)
-{
+void nib_cpu_rope_table(const void *params, const struct nib_cpu_team *team) {
   struct nib_rope_table_params p = *(const struct nib_rope_table_params *)params;
-  if (p.max_position > 0)
-    team->run(team->context, p.max_position, 64, rope_table_rows, &p);
+  if (p.max_position > 0) team->run(team->context, p.max_position, 64, rope_table_rows, &p);
 }

@@ -4,8 +4,7 @@
 
 /* Four tokens of one head: quarter q of the four linear rows, read column by column, is row q of the interleaved ones. */
 NIB_BODY interleave(const uint8_t *linear, int64_t linear_stride, uint8_t *interleaved, int64_t interleaved_stride,
-                    int64_t quarter)
-{
+                    int64_t quarter) {
   for (int64_t q = 0; q < 4; q++) {
     const uint8_t *restrict from = linear + q * quarter;
     uint8_t *restrict to = interleaved + q * interleaved_stride;
@@ -19,8 +18,7 @@ NIB_BODY interleave(const uint8_t *linear, int64_t linear_stride, uint8_t *inter
 }
 
 NIB_BODY linearize(const uint8_t *interleaved, int64_t interleaved_stride, uint8_t *linear, int64_t linear_stride,
-                   int64_t quarter)
-{
+                   int64_t quarter) {
   for (int64_t q = 0; q < 4; q++) {
     const uint8_t *restrict from = interleaved + q * interleaved_stride;
     uint8_t *restrict to = linear + q * quarter;
@@ -34,8 +32,7 @@ NIB_BODY linearize(const uint8_t *interleaved, int64_t interleaved_stride, uint8
 }
 
 /* Items are groups of four tokens, [num_pages, page_size / 4]. */
-NIB_BODY swizzle_body(void *argument, int64_t begin, int64_t end)
-{
+NIB_BODY swizzle_body(void *argument, int64_t begin, int64_t end) {
   const struct nib_swizzle_params *p = argument;
   int64_t groups = p->page_size / 4;
   for (int64_t item = begin; item < end; item++) {
@@ -51,10 +48,8 @@ NIB_BODY swizzle_body(void *argument, int64_t begin, int64_t end)
 }
 NIB_CLONES(swizzle)
 
-void nib_cpu_swizzle(const void *params, const struct nib_cpu_team *team)
-{
+void nib_cpu_swizzle(const void *params, const struct nib_cpu_team *team) {
   struct nib_swizzle_params p = *(const struct nib_swizzle_params *)params;
-  if (p.num_pages <= 0 || p.heads <= 0 || p.page_size < 4 || p.blocks < 4)
-    return;
+  if (p.num_pages <= 0 || p.heads <= 0 || p.page_size < 4 || p.blocks < 4) return;
   team->run(team->context, p.num_pages * (p.page_size / 4), nib_cpu_grain(p.heads * p.blocks * 8), NIB_PICK(swizzle), &p);
 }

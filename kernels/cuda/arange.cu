@@ -2,8 +2,7 @@
 #include "../convert.h"
 #include "kernel.cuh"
 
-NIB_ENTRY(arange, 256, 4, nib_arange_params)
-{
+NIB_ENTRY(arange, 256, 4, nib_arange_params) {
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.count; i += (int64_t)gridDim.x * blockDim.x) {
     if (p.is_float)
       nib_store_f64(p.out, i, p.type, p.start_real + (double)i * p.step_real);

@@ -7,8 +7,7 @@
 /* The same dtype keeps every bit. Words as large as an element may have any stride; larger ones stand for several
  * elements without a gap. */
 template <class WORD>
-__device__ __forceinline__ void copy_words(const struct nib_copy_params &p)
-{
+__device__ __forceinline__ void copy_words(const struct nib_copy_params &p) {
   int64_t size = nib_type_size(p.source_type), rows = nib_strided_rows(p.ndim, p.size);
   int64_t count = p.ndim > 0 ? p.size[p.ndim - 1] : 1, from_step = size, to_step = size;
   if (sizeof(WORD) > (size_t)size) {
@@ -28,12 +27,10 @@ __device__ __forceinline__ void copy_words(const struct nib_copy_params &p)
       WORD word[ITEMS];
 #pragma unroll
       for (int i = 0; i < ITEMS; i++)
-        if (at + i * stride < count)
-          word[i] = *(const WORD *)(from + (at + i * stride) * from_step);
+        if (at + i * stride < count) word[i] = *(const WORD *)(from + (at + i * stride) * from_step);
 #pragma unroll
       for (int i = 0; i < ITEMS; i++)
-        if (at + i * stride < count)
-          *(WORD *)(to + (at + i * stride) * to_step) = word[i];
+        if (at + i * stride < count) *(WORD *)(to + (at + i * stride) * to_step) = word[i];
     }
   }
 }
@@ -41,8 +38,7 @@ __device__ __forceinline__ void copy_words(const struct nib_copy_params &p)
 /* Four elements at a time between float32 and a 16-bit float, both without gaps in the innermost dimension: 16 and 8
  * bytes. */
 template <int FROM, int TO>
-__device__ __forceinline__ void copy_floats(const struct nib_copy_params &p)
-{
+__device__ __forceinline__ void copy_floats(const struct nib_copy_params &p) {
   const int type = FROM == NIB_TYPE_FLOAT32 ? TO : FROM;
   int64_t rows = nib_strided_rows(p.ndim, p.size), count = p.ndim > 0 ? p.size[p.ndim - 1] / 4 : 0;
   int64_t stride = (int64_t)gridDim.x * blockDim.x;
@@ -54,8 +50,7 @@ __device__ __forceinline__ void copy_floats(const struct nib_copy_params &p)
       uint2 narrow[ITEMS];
 #pragma unroll
       for (int i = 0; i < ITEMS; i++) {
-        if (at + i * stride >= count)
-          continue;
+        if (at + i * stride >= count) continue;
         if (FROM == NIB_TYPE_FLOAT32)
           wide[i] = ((const float4 *)((const float *)p.source + from_at))[at + i * stride];
         else
@@ -63,8 +58,7 @@ __device__ __forceinline__ void copy_floats(const struct nib_copy_params &p)
       }
 #pragma unroll
       for (int i = 0; i < ITEMS; i++) {
-        if (at + i * stride >= count)
-          continue;
+        if (at + i * stride >= count) continue;
         float4 x = wide[i];
         uint2 y = narrow[i];
         if (FROM == NIB_TYPE_FLOAT32)
@@ -79,54 +73,44 @@ __device__ __forceinline__ void copy_floats(const struct nib_copy_params &p)
   }
 }
 
-NIB_ENTRY(copy_8, 256, 4, nib_copy_params)
-{
+NIB_ENTRY(copy_8, 256, 4, nib_copy_params) {
   copy_words<uint8_t>(p);
 }
 
-NIB_ENTRY(copy_16, 256, 4, nib_copy_params)
-{
+NIB_ENTRY(copy_16, 256, 4, nib_copy_params) {
   copy_words<uint16_t>(p);
 }
 
-NIB_ENTRY(copy_32, 256, 4, nib_copy_params)
-{
+NIB_ENTRY(copy_32, 256, 4, nib_copy_params) {
   copy_words<uint32_t>(p);
 }
 
-NIB_ENTRY(copy_64, 256, 4, nib_copy_params)
-{
+NIB_ENTRY(copy_64, 256, 4, nib_copy_params) {
   copy_words<uint64_t>(p);
 }
 
-NIB_ENTRY(copy_128, 256, 4, nib_copy_params)
-{
+NIB_ENTRY(copy_128, 256, 4, nib_copy_params) {
   copy_words<uint4>(p);
 }
 
-NIB_ENTRY(copy_f32_f16, 256, 3, nib_copy_params)
-{
+NIB_ENTRY(copy_f32_f16, 256, 3, nib_copy_params) {
   copy_floats<NIB_TYPE_FLOAT32, NIB_TYPE_FLOAT16>(p);
 }
 
-NIB_ENTRY(copy_f32_bf16, 256, 3, nib_copy_params)
-{
+NIB_ENTRY(copy_f32_bf16, 256, 3, nib_copy_params) {
   copy_floats<NIB_TYPE_FLOAT32, NIB_TYPE_BFLOAT16>(p);
 }
 
-NIB_ENTRY(copy_f16_f32, 256, 3, nib_copy_params)
-{
+NIB_ENTRY(copy_f16_f32, 256, 3, nib_copy_params) {
   copy_floats<NIB_TYPE_FLOAT16, NIB_TYPE_FLOAT32>(p);
 }
 
-NIB_ENTRY(copy_bf16_f32, 256, 3, nib_copy_params)
-{
+NIB_ENTRY(copy_bf16_f32, 256, 3, nib_copy_params) {
   copy_floats<NIB_TYPE_BFLOAT16, NIB_TYPE_FLOAT32>(p);
 }
 
 /* Any two dtypes, any strides. */
-NIB_ENTRY(copy_convert, 256, 4, nib_copy_params)
-{
+NIB_ENTRY(copy_convert, 256, 4, nib_copy_params) {
   int64_t rows = nib_strided_rows(p.ndim, p.size), count = p.ndim > 0 ? p.size[p.ndim - 1] : 1;
   int64_t from_step = p.ndim > 0 ? p.source_stride[p.ndim - 1] : 0;
   int64_t to_step = p.ndim > 0 ? p.destination_stride[p.ndim - 1] : 0;

@@ -10,8 +10,7 @@ struct dequantize_side {
 };
 
 static __device__ __forceinline__ struct dequantize_side
-dequantize_side_of(const struct nib_dequantize_params &p, int is_value)
-{
+dequantize_side_of(const struct nib_dequantize_params &p, int is_value) {
   struct dequantize_side side;
   side.cache = is_value ? p.v_cache : p.k_cache;
   side.sf = is_value ? p.v_sf : p.k_sf;
@@ -25,8 +24,7 @@ dequantize_side_of(const struct nib_dequantize_params &p, int is_value)
  * loaded before the first is stored. blockIdx is [request / 65535, K or V, request % 65535, tokens] from z to x,
  * threads are [tokens, heads, half blocks]. INDEX is as in nib_place. */
 template <bool NARROW, int HEADS, class INDEX, int IS_VALUE>
-__device__ __forceinline__ void dequantize_of(const struct nib_dequantize_params &p, int32_t type)
-{
+__device__ __forceinline__ void dequantize_of(const struct nib_dequantize_params &p, int32_t type) {
   int64_t request = (int64_t)(blockIdx.z / 2) * gridDim.y + blockIdx.y;
   uint32_t at = blockIdx.x * blockDim.z + threadIdx.z; /* seq_lens are int32: a token that counts has a 32-bit index */
   if (request >= p.batch || at >= p.max_seq_len) /* the table has a column for each token up to max_seq_len */
@@ -35,8 +33,7 @@ __device__ __forceinline__ void dequantize_of(const struct nib_dequantize_params
   INDEX entry, column = nib_column_of<INDEX>(at, p.page_size, &entry);
   int64_t index = nib_index_at(&p.block_tables, request, column);
   int32_t length = p.seq_lens[request * p.seq_stride];
-  if ((int32_t)at >= length || index < 0 || index >= p.num_pages || nib_wait_for(side.global, p.batch))
-    return;
+  if ((int32_t)at >= length || index < 0 || index >= p.num_pages || nib_wait_for(side.global, p.batch)) return;
   INDEX page = (INDEX)index;
   for (uint32_t half = threadIdx.x; half < side.halves; half += blockDim.x) {
     const uint8_t *data = nib_paged_row(&side.cache, page, entry, 0) + half * (NIB_BLOCK_BYTES / 2);
@@ -55,8 +52,7 @@ __device__ __forceinline__ void dequantize_of(const struct nib_dequantize_params
 #pragma unroll
       for (int i = 0; i < HEADS; i++) {
         uint32_t head = first + i * blockDim.y;
-        if (head >= p.heads)
-          break;
+        if (head >= p.heads) break;
         nib_words_decode(codes[i], nib_e4m3_decode(byte[i]), side.global, type, word);
         nib_store_words<NARROW ? 2 : 16>(out + head * side.halves * (NIB_BLOCK / 2), word);
       }
@@ -66,8 +62,7 @@ __device__ __forceinline__ void dequantize_of(const struct nib_dequantize_params
 
 /* K and V have code of their own, since choosing fields of the params by an index is slow. */
 template <bool NARROW, int HEADS, class INDEX>
-__device__ __forceinline__ void dequantize(const struct nib_dequantize_params &p, int32_t type)
-{
+__device__ __forceinline__ void dequantize(const struct nib_dequantize_params &p, int32_t type) {
   if (blockIdx.z % 2)
     dequantize_of<NARROW, HEADS, INDEX, 1>(p, type);
   else
@@ -78,8 +73,7 @@ __device__ __forceinline__ void dequantize(const struct nib_dequantize_params &p
  * so that only the table's and the codes' waits follow each other: what does not count is read from somewhere inside
  * and not stored. blockIdx.z is [heads, half blocks, K or V]. */
 template <int IS_VALUE>
-__device__ __forceinline__ void dequantize_few_of(const struct nib_dequantize_params &p, int32_t type)
-{
+__device__ __forceinline__ void dequantize_few_of(const struct nib_dequantize_params &p, int32_t type) {
   uint32_t request = blockIdx.y, at = blockIdx.x * blockDim.z + threadIdx.z, page_entry;
   int stored = at < p.max_seq_len;
   at = stored ? at : 0;
@@ -103,8 +97,7 @@ __device__ __forceinline__ void dequantize_few_of(const struct nib_dequantize_pa
   nib_store_16_if(stored && inside && (int32_t)at < length, out, word);
 }
 
-static __device__ __forceinline__ void dequantize_few(const struct nib_dequantize_params &p, int32_t type)
-{
+static __device__ __forceinline__ void dequantize_few(const struct nib_dequantize_params &p, int32_t type) {
   if (blockIdx.z % 2)
     dequantize_few_of<1>(p, type);
   else
@@ -112,40 +105,33 @@ static __device__ __forceinline__ void dequantize_few(const struct nib_dequantiz
 }
 
 /* 4-byte loads of codes, 16-byte stores; fewer than 2^31 slots. */
-NIB_ENTRY(dequantize_bf16, 128, 10, nib_dequantize_params)
-{
+NIB_ENTRY(dequantize_bf16, 128, 10, nib_dequantize_params) {
   dequantize<false, 4, uint32_t>(p, NIB_TYPE_BFLOAT16);
 }
 
-NIB_ENTRY(dequantize_f16, 128, 10, nib_dequantize_params)
-{
+NIB_ENTRY(dequantize_f16, 128, 10, nib_dequantize_params) {
   dequantize<false, 4, uint32_t>(p, NIB_TYPE_FLOAT16);
 }
 
 /* The same for one or two heads. */
-NIB_ENTRY(dequantize_one_bf16, 128, 12, nib_dequantize_params)
-{
+NIB_ENTRY(dequantize_one_bf16, 128, 12, nib_dequantize_params) {
   dequantize<false, 1, uint32_t>(p, NIB_TYPE_BFLOAT16);
 }
 
-NIB_ENTRY(dequantize_one_f16, 128, 12, nib_dequantize_params)
-{
+NIB_ENTRY(dequantize_one_f16, 128, 12, nib_dequantize_params) {
   dequantize<false, 1, uint32_t>(p, NIB_TYPE_FLOAT16);
 }
 
 /* The same for few tokens. */
-NIB_ENTRY(dequantize_few_bf16, 64, 8, nib_dequantize_params)
-{
+NIB_ENTRY(dequantize_few_bf16, 64, 8, nib_dequantize_params) {
   dequantize_few(p, NIB_TYPE_BFLOAT16);
 }
 
-NIB_ENTRY(dequantize_few_f16, 64, 8, nib_dequantize_params)
-{
+NIB_ENTRY(dequantize_few_f16, 64, 8, nib_dequantize_params) {
   dequantize_few(p, NIB_TYPE_FLOAT16);
 }
 
 /* Any alignment, any size. */
-NIB_ENTRY(dequantize_narrow, 128, 4, nib_dequantize_params)
-{
+NIB_ENTRY(dequantize_narrow, 128, 4, nib_dequantize_params) {
   dequantize<true, 1, int64_t>(p, p.type);
 }

@@ -4,8 +4,7 @@
 
 /* As in copy.cu: words as large as an element, or larger ones that stand for several without a gap. */
 template <class WORD>
-__device__ __forceinline__ void fill_words(const struct nib_fill_params &p, WORD word)
-{
+__device__ __forceinline__ void fill_words(const struct nib_fill_params &p, WORD word) {
   int64_t size = nib_type_size(p.type), rows = nib_strided_rows(p.ndim, p.size);
   int64_t count = p.ndim > 0 ? p.size[p.ndim - 1] : 1, step = p.ndim > 0 ? p.stride[p.ndim - 1] * size : size;
   if (sizeof(WORD) > (size_t)size) {
@@ -21,28 +20,23 @@ __device__ __forceinline__ void fill_words(const struct nib_fill_params &p, WORD
   }
 }
 
-NIB_ENTRY(fill_8, 256, 4, nib_fill_params)
-{
+NIB_ENTRY(fill_8, 256, 4, nib_fill_params) {
   fill_words<uint8_t>(p, (uint8_t)p.bits);
 }
 
-NIB_ENTRY(fill_16, 256, 4, nib_fill_params)
-{
+NIB_ENTRY(fill_16, 256, 4, nib_fill_params) {
   fill_words<uint16_t>(p, (uint16_t)p.bits);
 }
 
-NIB_ENTRY(fill_32, 256, 4, nib_fill_params)
-{
+NIB_ENTRY(fill_32, 256, 4, nib_fill_params) {
   fill_words<uint32_t>(p, (uint32_t)p.bits);
 }
 
-NIB_ENTRY(fill_64, 256, 4, nib_fill_params)
-{
+NIB_ENTRY(fill_64, 256, 4, nib_fill_params) {
   fill_words<uint64_t>(p, p.bits);
 }
 
-NIB_ENTRY(fill_128, 256, 4, nib_fill_params)
-{
+NIB_ENTRY(fill_128, 256, 4, nib_fill_params) {
   int64_t size = nib_type_size(p.type);
   uint64_t bits = p.bits;
   if (size == 1)

@@ -4,8 +4,7 @@
 
 /* blockIdx is [heads, tokens, pages] from z to x; for threads see mapping.h. */
 template <bool NARROW>
-__device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_params &p, int32_t type)
-{
+__device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_params &p, int32_t type) {
   int tokens_inside = nib_quantize_tokens_inside(&p);
   uint32_t tokens_here = tokens_inside ? blockDim.y : blockDim.z, token_here = tokens_inside ? threadIdx.y : threadIdx.z;
   uint32_t heads_here = tokens_inside ? blockDim.z : blockDim.y, head_here = tokens_inside ? threadIdx.z : threadIdx.y;
@@ -17,8 +16,7 @@ __device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_p
   int refused = !nib_scale_is_valid(global_sf) || !nib_scale_is_valid(global);
   if (first_thread) {
     *p.out_scale = nib_f32_canonical(global);
-    if (refused && !p.amax)
-      nib_fault_raise(p.fault, NIB_OPERATION_QUANTIZE_CACHE, (uint32_t)p.scale_content, 0, 1, 0, global_sf);
+    if (refused && !p.amax) nib_fault_raise(p.fault, NIB_OPERATION_QUANTIZE_CACHE, (uint32_t)p.scale_content, 0, 1, 0, global_sf);
   }
   for (int64_t page = blockIdx.x; page < p.num_pages; page += gridDim.x)
     for (int64_t token = (int64_t)blockIdx.y * tokens_here + token_here; token < p.page_size;
@@ -28,7 +26,7 @@ __device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_p
         const uint16_t *x = (const uint16_t *)p.source + page * p.source_page_stride + token * p.source_token_stride +
                             head * p.source_head_stride;
         for (uint32_t block = threadIdx.x; block < blocks; block += blockDim.x) {
-          uint32_t word[8], packed[2] = {0, 0};
+          uint32_t word[8], packed[2] = { 0, 0 };
           uint8_t byte = 0;
           nib_load_block<NARROW>(x + block * NIB_BLOCK, word);
           if (!refused) {
@@ -57,18 +55,15 @@ __device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_p
 }
 
 /* 16-byte loads, 8-byte stores of codes. */
-NIB_ENTRY(quantize_cache_bf16, 256, 4, nib_quantize_cache_params)
-{
+NIB_ENTRY(quantize_cache_bf16, 256, 4, nib_quantize_cache_params) {
   quantize_cache<false>(p, NIB_TYPE_BFLOAT16);
 }
 
-NIB_ENTRY(quantize_cache_f16, 256, 4, nib_quantize_cache_params)
-{
+NIB_ENTRY(quantize_cache_f16, 256, 4, nib_quantize_cache_params) {
   quantize_cache<false>(p, NIB_TYPE_FLOAT16);
 }
 
-NIB_ENTRY(quantize_cache_narrow, 256, 2, nib_quantize_cache_params)
-{
+NIB_ENTRY(quantize_cache_narrow, 256, 2, nib_quantize_cache_params) {
   if (p.type == NIB_TYPE_FLOAT16)
     quantize_cache<true>(p, NIB_TYPE_FLOAT16);
   else

@@ -4,8 +4,7 @@
 #include "kernel.cuh"
 
 /* A thread has one pair of one position. */
-NIB_ENTRY(rope_table, 256, 2, nib_rope_table_params)
-{
+NIB_ENTRY(rope_table, 256, 2, nib_rope_table_params) {
   uint32_t pair = threadIdx.x % (NIB_MLA_ROPE / 2);
   int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / (NIB_MLA_ROPE / 2);
   int64_t step = (int64_t)gridDim.x * (blockDim.x / (NIB_MLA_ROPE / 2));

@@ -5,8 +5,7 @@
  * WIDTH consecutive bytes of each of the four linear rows and 4 * WIDTH bytes of the interleaved one. `blocks` is a
  * multiple of 4 * WIDTH. */
 template <int WIDTH>
-__device__ __forceinline__ void swizzle(const struct nib_swizzle_params &p)
-{
+__device__ __forceinline__ void swizzle(const struct nib_swizzle_params &p) {
   uint32_t quarter = (uint32_t)(p.blocks / 4), steps = quarter / WIDTH;
   int64_t groups = p.page_size / 4;
   const struct nib_paged &linear = p.inverse ? p.destination : p.source, &interleaved = p.inverse ? p.source : p.destination;
@@ -19,7 +18,7 @@ __device__ __forceinline__ void swizzle(const struct nib_swizzle_params &p)
       int64_t group = nib_divide(rest, p.heads), head = rest - group * p.heads;
       uint8_t *four = nib_paged_row(&linear, page, group * 4, head) + row * quarter + WIDTH * step;
       uint8_t *one = nib_paged_row(&interleaved, page, group * 4 + row, head) + 4 * WIDTH * step;
-      uint32_t a[4] = {0, 0, 0, 0}, b[4];
+      uint32_t a[4] = { 0, 0, 0, 0 }, b[4];
       if (!p.inverse) {
 #pragma unroll
         for (int t = 0; t < 4; t++) {
@@ -57,25 +56,21 @@ __device__ __forceinline__ void swizzle(const struct nib_swizzle_params &p)
         *(uint2 *)one = make_uint2(b[0], b[1]);
       } else {
 #pragma unroll
-        for (int t = 0; t < 4; t++)
-          one[t] = (uint8_t)(b[0] >> (8 * t));
+        for (int t = 0; t < 4; t++) one[t] = (uint8_t)(b[0] >> (8 * t));
       }
     }
 }
 
 /* 4-byte accesses of linear rows, 16-byte accesses of interleaved ones. */
-NIB_ENTRY(swizzle_32, 256, 4, nib_swizzle_params)
-{
+NIB_ENTRY(swizzle_32, 256, 4, nib_swizzle_params) {
   swizzle<4>(p);
 }
 
 /* 2-byte accesses of linear rows, 8-byte accesses of interleaved ones. */
-NIB_ENTRY(swizzle_16, 256, 4, nib_swizzle_params)
-{
+NIB_ENTRY(swizzle_16, 256, 4, nib_swizzle_params) {
   swizzle<2>(p);
 }
 
-NIB_ENTRY(swizzle_narrow, 256, 4, nib_swizzle_params)
-{
+NIB_ENTRY(swizzle_narrow, 256, 4, nib_swizzle_params) {
   swizzle<1>(p);
 }

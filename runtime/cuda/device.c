@@ -68,10 +68,11 @@ static bool is_fatal(CUresult result) {
 nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what) {
   if (result == CUDA_SUCCESS) return NIB_OK;
   struct nib_cuda *cuda = nib_cuda_of(device);
-  if (cuda->lost || is_fatal(result)) {
+  if (!cuda->lost && is_fatal(result)) {
     cuda->lost = true;
-    return nib_cuda_lost(device);
+    nib_log(device->runtime, NIB_LOG_ERROR, "%s: context lost: %s told of error %d", device->info.name, what, (int)result);
   }
+  if (cuda->lost) return nib_cuda_lost(device);
   const char *name = "unknown error", *text = "";
   cuda->driver->GetErrorName(result, &name);
   cuda->driver->GetErrorString(result, &text);
@@ -306,6 +307,7 @@ static void device_close(nib_device *device) {
       nib_cuda_leave(device);
     }
     release_context(cuda);
+    nib_cuda_free_dropped(device);
   }
   if (device == &device->runtime->devices[device->runtime->device_count - 1]) { /* the last one closes the driver for all */
     nib_driver_close(cuda->driver);

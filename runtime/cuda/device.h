@@ -44,6 +44,7 @@ struct nib_cuda {
   CUfunction functions[NIB_CUDA_ENTRY_COUNT];
   struct nib_cuda_point *free_points, *points;
   struct nib_cuda_graph *graphs;
+  struct nib_cuda_call *dropped; /* host functions that a lost context never came to */
   struct nib_cuda_pinned *pinned; /* all blocks of host memory */
   uint32_t peers;                 /* a bit for each GPU that was asked for access to the pool */
   int32_t entered; /* nested nib_cuda_enter */
@@ -71,6 +72,7 @@ nib_status nib_cuda_stream_wrap(nib_stream *stream, void *handle);
 void nib_cuda_stream_unwrap(nib_stream *stream);
 void *nib_cuda_stream_handle(const nib_stream *stream);
 void nib_cuda_stream_close(nib_stream *stream);
+void nib_cuda_free_dropped(nib_device *device); /* the context is gone */
 nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work);
 nib_status nib_cuda_call(nib_stream *stream, nib_status (*function)(void *user), void *user);
 nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event);

@@ -167,7 +167,7 @@ void nib_cuda_stream_unwrap(nib_stream *stream) {
 }
 
 /* At the end of its stream. After a loss of the context a function may still run, on whose return the caller waits; one that
- * did not begin is not called any more, but the driver keeps the pointer to it: that memory is given up. */
+ * did not begin is not called any more, but as long as the driver has the pointer to it, that memory stays. */
 static bool call_ended(struct nib_cuda_call *call) {
   int queued = CALL_QUEUED;
   if (__atomic_compare_exchange_n(&call->state, &queued, CALL_DROPPED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return false;
@@ -190,10 +190,24 @@ void nib_cuda_stream_close(nib_stream *stream) {
   while (own->calls) {
     struct nib_cuda_call *call = own->calls;
     own->calls = call->next;
-    if (call_ended(call)) nib_free(device->runtime, call, sizeof *call);
+    if (call_ended(call)) {
+      nib_free(device->runtime, call, sizeof *call);
+    } else {
+      call->next = nib_cuda_of(device)->dropped;
+      nib_cuda_of(device)->dropped = call;
+    }
   }
   nib_free(device->runtime, own, sizeof *own);
   stream->impl = NULL;
+}
+
+void nib_cuda_free_dropped(nib_device *device) {
+  struct nib_cuda *cuda = nib_cuda_of(device);
+  while (cuda->dropped) {
+    struct nib_cuda_call *call = cuda->dropped;
+    cuda->dropped = call->next;
+    nib_free(device->runtime, call, sizeof *call);
+  }
 }
 
 /* What a function may have without being asked is 48 KiB less its static shared memory. Other handles of the function may have

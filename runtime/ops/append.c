@@ -2,7 +2,7 @@
 #include "check.h"
 
 nib_status nib_append(nib_stream *stream, const nib_append_desc *desc) {
-  struct nib_check c = nib_check_begin(stream, "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping");
+  struct nib_check c = nib_check_begin(stream, NIB_OPERATION_APPEND);
   const nib_tensor *key = desc->append_key, *value = desc->append_value, *slots = desc->slot_mapping;
   nib_check_tensor(&c, "append_key", key, NIB_HALVES, 3, NULL, "[rows, num_kv_heads, head_dim]");
   if (c.status != NIB_OK) return c.status;

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-struct nib_check nib_check_begin(nib_stream *stream, const char *operation) {
-  struct nib_check c = { stream, stream->device->runtime, operation, NIB_OK };
-  c.status = nib_check_stream(stream, operation);
+struct nib_check nib_check_begin(nib_stream *stream, enum nib_operation operation) {
+  struct nib_check c = { stream, stream->device->runtime, nib_operation_names[operation], NIB_OK };
+  c.status = nib_check_stream(stream, c.operation);
   return c;
 }
 

@@ -13,7 +13,7 @@ struct nib_check {
 };
 
 /* Refuses closed runtimes and streams that cannot take work. */
-struct nib_check nib_check_begin(nib_stream *stream, const char *operation);
+struct nib_check nib_check_begin(nib_stream *stream, enum nib_operation operation);
 
 /* `operation: parameter: expected ..., got ...`; the format is the part after "parameter: ". */
 void nib_check_fail(struct nib_check *c, const char *parameter, const char *format, ...) __attribute__((format(printf, 3, 4)));

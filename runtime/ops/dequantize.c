@@ -7,7 +7,7 @@ static void check_output(struct nib_check *c, const char *parameter, const nib_t
 }
 
 nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc) {
-  struct nib_check c = nib_check_begin(stream, "quantization.nvfp4_kv_dequantize_paged");
+  struct nib_check c = nib_check_begin(stream, NIB_OPERATION_DEQUANTIZE);
   nib_tensor k, v, k_sf, v_sf;
   nib_check_pair(&c, "paged_kv_cache", &desc->paged_kv_cache, &k, &v);
   nib_check_pair(&c, "kv_cache_sf", &desc->kv_cache_sf, &k_sf, &v_sf);

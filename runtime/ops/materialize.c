@@ -4,7 +4,7 @@
 nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc, nib_tensor **kv_cache_fp8,
                            nib_tensor **fp8_block_tables) {
   *kv_cache_fp8 = *fp8_block_tables = NULL;
-  struct nib_check c = nib_check_begin(stream, "quantization.nvfp4_kv_materialize_fp8");
+  struct nib_check c = nib_check_begin(stream, NIB_OPERATION_MATERIALIZE);
   struct nib_pool pool = { -1, -1, -1 };
   int64_t width = -1;
   struct nib_materialize_params params = {
@@ -75,7 +75,9 @@ nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc,
     params.indptr_stride = indptr ? indptr->stride[0] : 0;
     params.out = nib_tensor_data(out);
     params.out_table = nib_tensor_data(table);
-    params.batch = batch;
+    /* Without columns nothing is written for a request, only looked at; they may be one request, expanded to any number. */
+    bool same = max_pages == 0 && params.seq_stride == 0 && params.indptr_stride == 0;
+    params.batch = same && batch > 1 ? 1 : batch;
     params.max_kv_len = desc->max_kv_len;
     params.max_pages = max_pages;
     params.heads = pool.heads;

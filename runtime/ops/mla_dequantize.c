@@ -4,7 +4,7 @@
 
 nib_status nib_mla_dequantize(nib_stream *stream, nib_tensor *cache, nib_tensor *slots, nib_tensor **rows) {
   *rows = NULL;
-  struct nib_check c = nib_check_begin(stream, "mla.dequantize_cache");
+  struct nib_check c = nib_check_begin(stream, NIB_OPERATION_MLA_DEQUANTIZE);
   struct nib_records records = { 0 };
   nib_check_record_cache(&c, "cache", cache, false, &records);
   nib_check_tensor(&c, "slots", slots, NIB_INDICES, 1, NULL, "[n]");

@@ -79,7 +79,7 @@ static nib_status launch_half(struct nib_check *c, nib_layout layout, struct hal
 
 nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out) {
   memset(out, 0, sizeof *out);
-  struct nib_check c = nib_check_begin(stream, "quantization.nvfp4_quantize_paged_kv_cache");
+  struct nib_check c = nib_check_begin(stream, NIB_OPERATION_QUANTIZE_CACHE);
   const char *meaning = desc->kv_layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, head_dim] (HND)"
                                                    : "[num_pages, page_size, num_kv_heads, head_dim] (NHD)";
   struct half_cache halves[2] = {

@@ -36,7 +36,8 @@ static void check_q_head_padded(struct nib_check *c, int64_t padded, int64_t hea
 nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc, nib_tensor **q_out) {
   if (q_out) *q_out = NULL;
   nib_tensor *q = desc->q;
-  struct nib_check c = nib_check_begin(stream, q ? "mla.cake_dsv4_nvfp4_rope_quantize_insert" : "mla.cake_dsv4_nvfp4_kv_rope_quantize_insert");
+  enum nib_operation operation = q ? NIB_OPERATION_ROPE_INSERT : NIB_OPERATION_KV_ROPE_INSERT;
+  struct nib_check c = nib_check_begin(stream, operation);
   const nib_tensor *kv = desc->kv, *slots = desc->slot_mapping, *positions = desc->positions, *table = desc->cos_sin_cache;
   if (q) {
     nib_check_tensor(&c, "q", q, NIB_BIT(NIB_BFLOAT16), 3, (int64_t[]){ -1, -1, NIB_MLA_DIM }, "[num_tokens, num_heads, 512]");
@@ -98,7 +99,7 @@ nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc,
     .max_position = table->shape[0],
     .rotate_q = !desc->keep_q_unrotated,
     .compress_ratio = (int32_t)ratio,
-    .operation = q ? NIB_OPERATION_ROPE_INSERT : NIB_OPERATION_KV_ROPE_INSERT,
+    .operation = operation,
     .fault = stream->device->fault,
   };
   if (tokens > 0 && (with_q || slots->shape[0] > 0)) {

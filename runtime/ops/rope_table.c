@@ -6,7 +6,7 @@
 
 nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta, nib_dtype dtype, nib_tensor **out) {
   *out = NULL;
-  struct nib_check c = nib_check_begin(stream, "rope_table");
+  struct nib_check c = nib_check_begin(stream, NIB_OPERATION_ROPE_TABLE);
   if (max_position < 0 || max_position > (int64_t)1 << 31)
     nib_check_fail(&c, "max_position", "expected 0..2147483648, got %lld", (long long)max_position);
   if (!(theta >= 1) || isinf(theta)) nib_check_fail(&c, "theta", "expected a finite number >= 1, got %g", theta);

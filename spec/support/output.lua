@@ -121,9 +121,18 @@ return function(options)
 
   local function on_exit()
     clear()
-    table.sort(durations, function(a, b) return a.seconds > b.seconds end)
-    for i = 1, math.min(SLOWEST, #durations) do
-      io.write(("%8.3f s  %s\n"):format(durations[i].seconds, durations[i].name))
+    local files, by_name = {}, {}
+    for _, duration in ipairs(durations) do
+      local name = duration.name:match("^[^:]+")
+      if not by_name[name] then
+        by_name[name] = { name = name, seconds = 0 }
+        table.insert(files, by_name[name])
+      end
+      by_name[name].seconds = by_name[name].seconds + duration.seconds
+    end
+    for _, list in ipairs { durations, files } do
+      table.sort(list, function(a, b) return a.seconds > b.seconds end)
+      for i = 1, math.min(SLOWEST, #list) do io.write(("%8.3f s  %s\n"):format(list[i].seconds, list[i].name)) end
     end
     for _, text in ipairs(skips) do io.write(colored(33, "skipped "), text, "\n") end
     if counts then

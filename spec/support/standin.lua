@@ -52,8 +52,8 @@ function standin.assert_well(result, tidy, what)
   end
 end
 
---- Compiles spec/support/cuda/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it must be
---- silent. `env`: shell assignments. Returns why it cannot be run here, or nil.
+--- Compiles spec/support/cuda/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it must
+--- end well. `env`: shell assignments. Returns why it cannot be run here, or nil and what it printed.
 function standin.program(name, with, env)
   if not process.has("cc") then return "there is no C compiler (cc)" end
   local include = (os.getenv("CUDA_PATH") or "/usr/local/cuda") .. "/include"
@@ -66,7 +66,8 @@ function standin.program(name, with, env)
   local result = process.run(("unset NIB_STANDIN_LOG CUDA_VISIBLE_DEVICES; LD_LIBRARY_PATH=%s %s timeout -k 5 60 %s"):format(
     quote(standin.folder), env or "", program))
   os.remove(program)
-  assert.same({ status = 0, stdout = "", stderr = "" }, result)
+  assert.same({ status = 0, stderr = "" }, { status = result.status, stderr = result.stderr }, result.stdout)
+  return nil, result.stdout
 end
 
 --- busted's describe, where nothing runs but a skipped spec without a stand-in.
