@@ -317,6 +317,8 @@ int luaopen_nibble(lua_State *L) {
   luaL_setfuncs(L, functions, 1);
   lua_pushvalue(L, state_index);
   luaL_setfuncs(L, nib_lua_creators, 1);
+  lua_pushvalue(L, state_index);
+  luaL_setfuncs(L, nib_lua_files, 1);
   open_submodule(L, state_index, "page", nib_lua_page);
   open_submodule(L, state_index, "quantization", nib_lua_quantization);
   open_submodule(L, state_index, "mla", nib_lua_mla);

@@ -198,6 +198,9 @@ int nib_lua_tensor_index(lua_State *L);
 int nib_lua_tensor_newindex(lua_State *L);
 int nib_lua_tensor_tostring(lua_State *L);
 
+/* ---- files.c ---- */
+extern const luaL_Reg nib_lua_files[];
+
 /* ---- page.c, quantization.c, mla.c ---- */
 extern const luaL_Reg nib_lua_page[];
 extern const luaL_Reg nib_lua_quantization[];
