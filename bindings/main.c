@@ -47,7 +47,7 @@ static const char devices_code[] =
 
 /* A command that is the Lua module nibble.NAME: its main gets a list of the words behind the name and returns the exit status. */
 static const char module_code[] = "os.exit(require('nibble.' .. arg[0]).main({...}), true)";
-static const char *const modules[] = {"scenario", NULL};
+static const char *const modules[] = {"scenario", "trace", NULL};
 
 static bool is_module(const char *word) {
   for (int i = 0; modules[i]; i++) {

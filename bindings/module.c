@@ -192,6 +192,8 @@ static int range(lua_State *L) {
   return lua_gettop(L) - 1;
 }
 
+static int explain(lua_State *L) { return nib_lua_call_module(L, "nibble.explain", "print"); }
+
 static const luaL_Reg functions[] = {
   { "devices", devices },
   { "device", device },
@@ -200,6 +202,7 @@ static const luaL_Reg functions[] = {
   { "synchronize", synchronize },
   { "check_faults", check_faults },
   { "range", range },
+  { "explain", explain },
   { "observe", nib_lua_observe },
   { "peek", nib_lua_peek },
   { "check", nib_lua_check_mode },

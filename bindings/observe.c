@@ -323,10 +323,9 @@ int nib_lua_peek(lua_State *L) {
   return 2;
 }
 
-/* Calls require "nibble.checker", and its function of a name with what is on the stack. */
-static int call_checker(lua_State *L, const char *name) {
+int nib_lua_call_module(lua_State *L, const char *module, const char *name) {
   lua_getglobal(L, "require");
-  lua_pushliteral(L, "nibble.checker");
+  lua_pushstring(L, module);
   lua_call(L, 1, 1);
   lua_getfield(L, -1, name);
   lua_insert(L, 1);
@@ -337,10 +336,10 @@ static int call_checker(lua_State *L, const char *name) {
 
 int nib_lua_check_mode(lua_State *L) {
   NIB_LUA_OBSERVED(L);
-  return call_checker(L, "check");
+  return nib_lua_call_module(L, "nibble.checker", "check");
 }
 
 int nib_lua_check_reports(lua_State *L) {
   NIB_LUA_OBSERVED(L); /* what an error has kept from being told */
-  return call_checker(L, "reports");
+  return nib_lua_call_module(L, "nibble.checker", "reports");
 }

@@ -62,6 +62,15 @@ function nibble.observe(fn, name) end
 ---@return string? message
 function nibble.peek(access) end
 
+--- Prints how one value of a cache was made: input (when given), block maximum, scale, code, decoded value, error, and where its
+--- bytes lie. Slots, pages, heads and dimensions count from 0. scripts/nibble/explain.lua gives the same as text and fields.
+---   nibble.explain(pool, {slot = 5, head = 1, dim = 17, global_scale = g, input = row})
+---   nibble.explain({k, v}, {sf = {k_sf, v_sf}, kv = "V", page = 2, entry = 1, interleaved = true})
+---   nibble.explain(records, {slot = 5, dim = 460})     DeepSeek-V4's records
+---@param cache nibble.caches|nibble.cache|nibble.tensor
+---@param opts nibble.explain_options
+function nibble.explain(cache, opts) end
+
 -------------------------------------------------------------------------------------------------------------- checking
 
 ---@class nibble.report_operation
