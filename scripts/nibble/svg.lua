@@ -230,11 +230,11 @@ function svg.page_table(pool, snapshots, opts)
     if pool.num_pages <= most or held[page] and #rows < most then rows[#rows + 1] = page end
   end
 
-  local left, top = 8 + text_width(tostring(pool.num_pages)), picture.top + 14
+  local left, top = math.max(32, 8 + text_width(tostring(pool.num_pages))), picture.top + 14
   local width = clamp(((opts.width or 960) - left) / math.max(#columns, 1), 2, 44)
   local height = clamp(720 / math.max(#rows, 1), 4, 15)
   local right, bottom = left + #columns * width, top + #rows * height
-  picture:text(left, top - 5, "step", "soft end")
+  picture:text(left - 4, top - 5, "step", "soft end")
   for c = 1, #columns, every(30, width) do
     picture:text(left + (c - 0.5) * width, top - 5, columns[c].step, "soft middle")
   end
@@ -286,7 +286,8 @@ function svg.graph(graph)
   if not file then return text, "dot" end
   file:write(text)
   file:close()
-  local pipe = io.popen(("dot -Tsvg -Gbgcolor=transparent -Nfontname=sans-serif -Nfontsize=11 %s 2>/dev/null"):format(name))
+  local look = "-Grankdir=LR -Gbgcolor=transparent -Nfontname=sans-serif -Nfontsize=11"
+  local pipe = io.popen(("dot -Tsvg %s %s 2>/dev/null"):format(look, name))
   local picture = pipe and pipe:read("a") or ""
   local drawn = pipe and pipe:close()
   os.remove(name)
@@ -331,6 +332,7 @@ end
 ---@field title? string
 ---@field unit? string          what the values are; default "rms error in % of the block's inputs"
 ---@field first_token? integer  number of the first one; default 0
+---@field least? number         value of the palest shade; default: the smallest value
 ---@field most? number          value of the darkest shade; default: the largest value
 ---@field width? integer        pixels, about; default 960
 
@@ -342,18 +344,19 @@ function svg.error_map(values, opts)
   opts = opts or {}
   if type(values) ~= "table" then fail("error_map", "values", "a table [head][token][block]", values) end
   local picture = new_canvas(opts.title)
-  local tokens, blocks, largest = 0, 0, 0
+  local tokens, blocks, smallest, largest = 0, 0, math.huge, 0
   for _, head in ipairs(values) do
     tokens = math.max(tokens, #head)
     for _, row in ipairs(head) do
       blocks = math.max(blocks, #row)
       for _, x in ipairs(row) do
-        if is_number(x) and x < math.huge then largest = math.max(largest, x) end
+        if is_number(x) and x < math.huge then smallest, largest = math.min(smallest, x), math.max(largest, x) end
       end
     end
   end
   local most = opts.most or largest
-  local group = math.max(1, (tokens + 479) // 480)
+  local least = math.min(opts.least or smallest, most)
+  local group = math.max(1, (tokens + 239) // 240)
   local map = { group = group, columns = (tokens + group - 1) // group, blocks = blocks }
   function map.cell(h, column, b)
     local worst
@@ -365,7 +368,7 @@ function svg.error_map(values, opts)
   end
   function map.level(h, column, b)
     local x = map.cell(h, column, b)
-    return x and (most > 0 and math.floor(clamp(x / most * LEVELS, 0, LEVELS - 1)) or 0)
+    return x and (most > least and math.floor(clamp((x - least) / (most - least) * LEVELS, 0, LEVELS - 1)) or 0)
   end
 
   local left, y = 56, picture.top + 14
@@ -383,7 +386,7 @@ function svg.error_map(values, opts)
   end
   local items = {}
   for level = 0, LEVELS - 1 do
-    local text = ("%.3g"):format(most * level / LEVELS)
+    local text = ("%.3g"):format(least + (most - least) * level / LEVELS)
     items[level + 1] = { heat_class(picture, level), text .. (level == LEVELS - 1 and " and more" or "") }
   end
   y = legend(picture, left, y + 4, math.max(right - left, 420), items)
