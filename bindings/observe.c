@@ -160,6 +160,8 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   const nib_observation *seen = &kept->seen;
   lua_createtable(L, 0, 12);
   set_text(L, "kind", nib_observation_name(seen->kind));
+  lua_pushnumber(L, (double)seen->time_us / 1e6);
+  lua_setfield(L, -2, "time");
   set_text(L, "operation", seen->operation);
   set_text(L, "kernel", seen->kernel);
   set_text(L, "device", nib_device_get_info(seen->device)->name);
@@ -199,11 +201,14 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   lua_setfield(L, -2, "accesses");
   lua_createtable(L, 0, seen->attribute_count);
   for (int32_t i = 0; i < seen->attribute_count; i++) {
-    if (seen->attributes[i].is_boolean)
-      lua_pushboolean(L, seen->attributes[i].value != 0);
+    const nib_attribute *attribute = &seen->attributes[i];
+    if (attribute->kind == NIB_ATTRIBUTE_BOOLEAN)
+      lua_pushboolean(L, attribute->value != 0);
+    else if (attribute->kind == NIB_ATTRIBUTE_REAL)
+      lua_pushnumber(L, attribute->real);
     else
-      lua_pushinteger(L, seen->attributes[i].value);
-    lua_setfield(L, -2, seen->attributes[i].name);
+      lua_pushinteger(L, attribute->value);
+    lua_setfield(L, -2, attribute->name);
   }
   lua_setfield(L, -2, "attributes");
 }

@@ -428,10 +428,16 @@ typedef struct nib_access {
   const char *kv_layout; /* "NHD" or "HND" of a paged cache, else NULL */
 } nib_access;
 
+/* An argument that is no tensor, and is not to be seen from the tensors' shapes: "max_kv_len", "inverse", "apply_q_rope",
+ * "compress_ratio"; scales that are numbers; of fill "value", of arange "start" and "step", of random values "seed" and "low" and
+ * "range". */
+typedef enum nib_attribute_kind { NIB_ATTRIBUTE_INTEGER, NIB_ATTRIBUTE_BOOLEAN, NIB_ATTRIBUTE_REAL } nib_attribute_kind;
+#define NIB_MAX_ATTRIBUTES 4
 typedef struct nib_attribute {
-  const char *name; /* of a parameter: "max_kv_len", "inverse", "apply_q_rope", "compress_ratio" */
-  int64_t value;
-  bool is_boolean;
+  const char *name;
+  nib_attribute_kind kind;
+  int64_t value; /* of an integer or a boolean */
+  double real;
 } nib_attribute;
 
 typedef struct nib_observation {
@@ -444,6 +450,7 @@ typedef struct nib_observation {
   uint64_t unjoined;                               /* a stream's number */
   uint64_t bytes;
   int64_t handles;
+  int64_t time_us; /* of a clock that only goes forward */
   int32_t node; /* from 0; -1: none */
   int32_t dep_count;
   const int32_t *deps; /* the nodes that it waits for, ascending */
