@@ -92,7 +92,7 @@ describe("the installed tree", function()
       expected[#expected + 1] = "share/lua/5.4/nibble/" .. file:match("[^/]*$")
     end
     for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && " ..
-      "find scripts/scenarios scripts/examples scripts/bench spec/data/real -type f").stdout)) do
+      "find scripts/scenarios scripts/examples scripts/bench spec/data/real spec/data/minilm -type f").stdout)) do
       expected[#expected + 1] = "share/nibble/" .. file
     end
     table.sort(expected)
