@@ -23,6 +23,7 @@ static const char usage[] =
   "                                 status 1 when there are any (scripts/nibble/checker.lua says more)\n"
   "       nibble devices            what can be computed on, and what cannot and why\n"
   "       nibble scenario list      scenarios to run and check (nibble scenario --help)\n"
+  "       nibble trace FILE         what a recorded run did, for Perfetto, or once more (nibble trace --help)\n"
   "       nibble --version\n"
   "       nibble --help\n"
   "\n"
