@@ -23,6 +23,7 @@ static const char usage[] =
   "                                 status 1 when there are any (scripts/nibble/checker.lua says more)\n"
   "       nibble devices            what can be computed on, and what cannot and why\n"
   "       nibble scenario list      scenarios to run and check (nibble scenario --help)\n"
+  "       nibble trace FILE         what a recorded run did, for Perfetto, or once more (nibble trace --help)\n"
   "       nibble --version\n"
   "       nibble --help\n"
   "\n"
@@ -47,7 +48,7 @@ static const char devices_code[] =
 
 /* A command that is the Lua module nibble.NAME: its main gets a list of the words behind the name and returns the exit status. */
 static const char module_code[] = "os.exit(require('nibble.' .. arg[0]).main({...}), true)";
-static const char *const modules[] = {"scenario", NULL};
+static const char *const modules[] = {"scenario", "trace", NULL};
 
 static bool is_module(const char *word) {
   for (int i = 0; modules[i]; i++) {

@@ -192,6 +192,8 @@ static int range(lua_State *L) {
   return lua_gettop(L) - 1;
 }
 
+static int explain(lua_State *L) { return nib_lua_call_module(L, "nibble.explain", "print"); }
+
 static const luaL_Reg functions[] = {
   { "devices", devices },
   { "device", device },
@@ -200,6 +202,7 @@ static const luaL_Reg functions[] = {
   { "synchronize", synchronize },
   { "check_faults", check_faults },
   { "range", range },
+  { "explain", explain },
   { "observe", nib_lua_observe },
   { "peek", nib_lua_peek },
   { "check", nib_lua_check_mode },
@@ -317,6 +320,8 @@ int luaopen_nibble(lua_State *L) {
   luaL_setfuncs(L, functions, 1);
   lua_pushvalue(L, state_index);
   luaL_setfuncs(L, nib_lua_creators, 1);
+  lua_pushvalue(L, state_index);
+  luaL_setfuncs(L, nib_lua_files, 1);
   open_submodule(L, state_index, "page", nib_lua_page);
   open_submodule(L, state_index, "quantization", nib_lua_quantization);
   open_submodule(L, state_index, "mla", nib_lua_mla);

@@ -98,6 +98,8 @@ void nib_lua_tell(lua_State *L);
 void nib_lua_forget_observed(nib_lua_state *state);
 int nib_lua_observe(lua_State *L);
 int nib_lua_peek(lua_State *L);
+/* Calls the function `name` of the Lua module `module` with what is on the stack. */
+int nib_lua_call_module(lua_State *L, const char *module, const char *name);
 int nib_lua_check_mode(lua_State *L);
 int nib_lua_check_reports(lua_State *L);
 /* Where a C function could raise an error: tells what was observed to the observers. Their errors are raised. */
@@ -197,6 +199,9 @@ int nib_lua_tensor_bytes(lua_State *L);
 int nib_lua_tensor_index(lua_State *L);
 int nib_lua_tensor_newindex(lua_State *L);
 int nib_lua_tensor_tostring(lua_State *L);
+
+/* ---- files.c ---- */
+extern const luaL_Reg nib_lua_files[];
 
 /* ---- page.c, quantization.c, mla.c ---- */
 extern const luaL_Reg nib_lua_page[];

@@ -160,6 +160,8 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   const nib_observation *seen = &kept->seen;
   lua_createtable(L, 0, 12);
   set_text(L, "kind", nib_observation_name(seen->kind));
+  lua_pushnumber(L, (double)seen->time_us / 1e6);
+  lua_setfield(L, -2, "time");
   set_text(L, "operation", seen->operation);
   set_text(L, "kernel", seen->kernel);
   set_text(L, "device", nib_device_get_info(seen->device)->name);
@@ -199,11 +201,14 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   lua_setfield(L, -2, "accesses");
   lua_createtable(L, 0, seen->attribute_count);
   for (int32_t i = 0; i < seen->attribute_count; i++) {
-    if (seen->attributes[i].is_boolean)
-      lua_pushboolean(L, seen->attributes[i].value != 0);
+    const nib_attribute *attribute = &seen->attributes[i];
+    if (attribute->kind == NIB_ATTRIBUTE_BOOLEAN)
+      lua_pushboolean(L, attribute->value != 0);
+    else if (attribute->kind == NIB_ATTRIBUTE_REAL)
+      lua_pushnumber(L, attribute->real);
     else
-      lua_pushinteger(L, seen->attributes[i].value);
-    lua_setfield(L, -2, seen->attributes[i].name);
+      lua_pushinteger(L, attribute->value);
+    lua_setfield(L, -2, attribute->name);
   }
   lua_setfield(L, -2, "attributes");
 }
@@ -323,10 +328,9 @@ int nib_lua_peek(lua_State *L) {
   return 2;
 }
 
-/* Calls require "nibble.checker", and its function of a name with what is on the stack. */
-static int call_checker(lua_State *L, const char *name) {
+int nib_lua_call_module(lua_State *L, const char *module, const char *name) {
   lua_getglobal(L, "require");
-  lua_pushliteral(L, "nibble.checker");
+  lua_pushstring(L, module);
   lua_call(L, 1, 1);
   lua_getfield(L, -1, name);
   lua_insert(L, 1);
@@ -337,10 +341,10 @@ static int call_checker(lua_State *L, const char *name) {
 
 int nib_lua_check_mode(lua_State *L) {
   NIB_LUA_OBSERVED(L);
-  return call_checker(L, "check");
+  return nib_lua_call_module(L, "nibble.checker", "check");
 }
 
 int nib_lua_check_reports(lua_State *L) {
   NIB_LUA_OBSERVED(L); /* what an error has kept from being told */
-  return call_checker(L, "reports");
+  return nib_lua_call_module(L, "nibble.checker", "reports");
 }

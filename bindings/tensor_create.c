@@ -1,4 +1,4 @@
-/* Making tensors: empty, zeros, full, arange, randn, randint, randperm, from_bytes, load. (tensor_data.c has nibble.tensor.) */
+/* Making tensors: empty, zeros, full, arange, randn, randint, randperm, from_bytes. (tensor_data.c has nibble.tensor.) */
 #include <math.h>
 #include <string.h>
 
@@ -260,38 +260,9 @@ static int from_bytes(lua_State *L) {
   return 1;
 }
 
-static int load(lua_State *L) {
-  const char *path = nib_lua_text(L, "load", "path", 1);
-  struct make make = common_options(L, "load", 2, NIB_DTYPE_COUNT);
-  nib_lua_refuse_capture(L, "load", make.device);
-  nib_stream *stream = nib_lua_current_stream(L, "load", make.device);
-  nib_lua_object *object = nib_lua_push(L, NIB_LUA_TENSOR);
-  nib_status status = nib_npy_load(stream, path, make.dtype, &object->tensor);
-  if (status == NIB_MEMORY) {
-    nib_lua_collect(L);
-    status = nib_npy_load(stream, path, make.dtype, &object->tensor);
-  }
-  if (status == NIB_FILE) {
-    lua_pushnil(L);
-    lua_pushstring(L, nib_error(nib_lua_runtime(L, "load")));
-    return 2;
-  }
-  if (status == NIB_FORMAT) return luaL_error(L, "%s (in %s)", nib_lua_push_message(L, "load", status), path);
-  if (status != NIB_OK) return nib_lua_raise(L, "load", status);
-  NIB_LUA_OBSERVED(L);
-  nib_lua_account(L, object->tensor);
-  if (make.pinned) { /* its file is read into ordinary memory */
-    const nib_tensor *read = object->tensor;
-    make.dtype = nib_tensor_dtype(read);
-    nib_lua_object *pinned = create(L, "load", make, nib_tensor_ndim(read), nib_tensor_shape(read));
-    nib_lua_copy(L, "load", pinned->tensor, object->tensor);
-  }
-  return 1;
-}
-
 const luaL_Reg nib_lua_creators[] = {
   { "empty", empty },     { "zeros", zeros },       { "full", full },
   { "arange", arange },   { "randn", randn },       { "randint", randint },
-  { "randperm", randperm }, { "from_bytes", from_bytes }, { "load", load },
+  { "randperm", randperm }, { "from_bytes", from_bytes },
   { NULL, NULL },
 };

@@ -260,6 +260,17 @@ void nib_module_retain(nib_module *module);
 void nib_modules_close(nib_device *device); /* unloads what hosts still hold: they can do no more than release it */
 struct nib_uses *nib_module_uses(nib_module *module);
 
+/* ---- file.c ---- (they leave the reason of a failure in errno) */
+nib_status nib_file_fail(nib_runtime *rt, const char *operation, const char *path, const char *doing);
+int nib_file_open(const char *path, uint64_t *bytes); /* a regular file, to read; -1 */
+int nib_file_create(const char *path);
+bool nib_file_read(int file, void *data, size_t bytes, uint64_t offset);
+bool nib_file_write(int file, const void *data, size_t bytes);
+bool nib_file_close(int file); /* -1 is allowed; keeps errno when it succeeds */
+
+/* ---- npy.c ---- */
+void nib_round_f64(unsigned char *data, size_t count); /* float64 to float32, in place: the result is half as long */
+
 /* ---- graph.c ---- */
 nib_status nib_record(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
                       int32_t access_count);

@@ -302,6 +302,34 @@ NIB_API nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype 
 NIB_API nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib_dtype as, nib_tensor **out);
 NIB_API nib_status nib_npy_save(nib_tensor *tensor, const char *path);
 
+/* Safetensors files: named tensors, of which each can be read alone. A file stays open until it is closed. */
+typedef struct nib_safetensors nib_safetensors;
+typedef struct nib_safetensors_entry {
+  const char *name;   /* UTF-8; it and `stored` live as long as the file is open */
+  const char *stored; /* the file's own name for the elements: "F32", "BF16", "F8_E4M3", "I16", ... */
+  nib_dtype dtype;    /* what they are read as; NIB_DTYPE_COUNT: nothing holds them as what they are */
+  int32_t ndim;
+  int64_t shape[NIB_MAX_NDIM];
+  uint64_t offset, bytes; /* in the file */
+} nib_safetensors_entry;
+/* Reads and checks the header (at most 100 MiB; at most 8 dimensions; the tensors fill the file). FILE when it cannot be opened or
+ * read, FORMAT when it is damaged. */
+NIB_API nib_status nib_safetensors_open(nib_runtime *runtime, const char *path, nib_safetensors **out);
+NIB_API void nib_safetensors_close(nib_safetensors *file); /* NULL is allowed */
+/* Entries are in the order of their bytes. NULL for an index that is none. */
+NIB_API int32_t nib_safetensors_count(const nib_safetensors *file);
+NIB_API const nib_safetensors_entry *nib_safetensors_at(const nib_safetensors *file, int32_t index);
+/* The index of a name; with NULL, of the only tensor. INVALID, with the names in the message, if there is none. */
+NIB_API nib_status nib_safetensors_find(const nib_safetensors *file, const char *name, int32_t *index);
+/* Loads F32 F16 BF16 F8_E4M3 U8 I8 U16 I32 I64, BOOL as uint8 and F64 rounded to float32. `as`: another dtype of the same size for
+ * the same bits (also of I16, U32, F8_E5M2, ...; F4 as uint8: two codes to a byte, the last dimension halved), or NIB_DTYPE_COUNT for
+ * the file's. FORMAT for elements that no tensor holds. */
+NIB_API nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file, int32_t index, nib_dtype as,
+                                        nib_tensor **out);
+/* Names are UTF-8, each once. Waits. Every tensor's bytes lie at a multiple of its element's size; equal tensors give equal files. */
+NIB_API nib_status nib_safetensors_save(nib_runtime *runtime, const char *path, int32_t count, const char *const *names,
+                                        nib_tensor *const *tensors);
+
 /* ---- Streams and events -------------------------------------------------------------------------------------------- */
 
 /* priority: negative is high, 0 normal; a hint (without effect on the CPU). */
@@ -405,10 +433,16 @@ typedef struct nib_access {
   const char *kv_layout; /* "NHD" or "HND" of a paged cache, else NULL */
 } nib_access;
 
+/* An argument that is no tensor, and is not to be seen from the tensors' shapes: "max_kv_len", "inverse", "apply_q_rope",
+ * "compress_ratio"; scales that are numbers; of fill "value", of arange "start" and "step", of random values "seed" and "low" and
+ * "range". */
+typedef enum nib_attribute_kind { NIB_ATTRIBUTE_INTEGER, NIB_ATTRIBUTE_BOOLEAN, NIB_ATTRIBUTE_REAL } nib_attribute_kind;
+#define NIB_MAX_ATTRIBUTES 4
 typedef struct nib_attribute {
-  const char *name; /* of a parameter: "max_kv_len", "inverse", "apply_q_rope", "compress_ratio" */
-  int64_t value;
-  bool is_boolean;
+  const char *name;
+  nib_attribute_kind kind;
+  int64_t value; /* of an integer or a boolean */
+  double real;
 } nib_attribute;
 
 typedef struct nib_observation {
@@ -421,6 +455,7 @@ typedef struct nib_observation {
   uint64_t unjoined;                               /* a stream's number */
   uint64_t bytes;
   int64_t handles;
+  int64_t time_us; /* of a clock that only goes forward */
   int32_t node; /* from 0; -1: none */
   int32_t dep_count;
   const int32_t *deps; /* the nodes that it waits for, ascending */

@@ -1,11 +1,6 @@
 /* NumPy's .npy format, versions 1 to 3: "\x93NUMPY", version, header length, a Python dictionary, the elements. */
-#define _POSIX_C_SOURCE 200809L
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "backend.h"
 
@@ -140,8 +135,7 @@ static void parse_header(struct parser *p, struct header *h) {
 
 /* ---- Loading --------------------------------------------------------------------------------------------------------------- */
 
-/* float64 elements rounded to float32, in place: the result is half as long. */
-static void round_f8(unsigned char *data, size_t count) {
+void nib_round_f64(unsigned char *data, size_t count) {
   for (size_t i = 0; i < count; i++) {
     double wide;
     memcpy(&wide, data + 8 * i, 8);
@@ -204,7 +198,7 @@ static nib_status load(nib_stream *stream, unsigned char *data, size_t bytes, ni
                       h.is_f8 ? "float64" : nib_dtype_name(h.dtype), nib_dtype_name(as));
     h.dtype = as;
   }
-  if (h.is_f8) round_f8(elements, count);
+  if (h.is_f8) nib_round_f64(elements, count);
   size_t size = count * nib_dtype_bytes(h.dtype);
   if (h.fortran_order && h.ndim > 1) return load_fortran(stream, &h, elements, size, out);
   nib_status status = nib_tensor_create(stream->device, h.dtype, h.ndim, h.shape, out);
@@ -235,43 +229,23 @@ nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib
   return status;
 }
 
-static nib_status fail_file(nib_runtime *rt, const char *operation, const char *path, const char *doing) {
-  return nib_fail(rt, NIB_FILE, "%s: path: expected a file to %s, got %s for \"%.200s\"", operation, doing, strerror(errno), path);
-}
-
-static bool read_all(int file, unsigned char *data, size_t bytes) {
-  while (bytes > 0) {
-    ssize_t n = read(file, data, bytes < (size_t)1 << 30 ? bytes : (size_t)1 << 30);
-    if (n < 0 && errno == EINTR) continue;
-    if (n == 0) errno = EIO;
-    if (n <= 0) return false;
-    data += n;
-    bytes -= (size_t)n;
-  }
-  return true;
-}
-
 nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_tensor **out) {
   nib_runtime *rt = stream->device->runtime;
   *out = NULL;
   nib_status status = check_load(stream);
   if (status != NIB_OK) return status;
-  struct stat info;
-  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of use for pipes alone, whose writer it would wait for */
-  if (file < 0) return fail_file(rt, "load", path, "read");
-  if (fstat(file, &info) == 0 && !S_ISREG(info.st_mode)) errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
-  else errno = 0;
-  size_t bytes = errno ? 0 : (size_t)info.st_size;
-  unsigned char *data = NULL;
-  if (errno)
-    status = fail_file(rt, "load", path, "read");
-  else if (!(data = nib_allocate(rt, bytes + 1)))
+  uint64_t size = 0;
+  int file = nib_file_open(path, &size);
+  if (file < 0) return nib_file_fail(rt, "load", path, "read");
+  size_t bytes = (size_t)size;
+  unsigned char *data = nib_allocate(rt, bytes + 1);
+  if (!data)
     status = nib_fail_memory(rt, "load", bytes);
-  else if (!read_all(file, data, bytes))
-    status = fail_file(rt, "load", path, "read");
+  else if (!nib_file_read(file, data, bytes, 0))
+    status = nib_file_fail(rt, "load", path, "read");
   else
     status = load(stream, data, bytes, as, out);
-  close(file);
+  nib_file_close(file);
   nib_free(rt, data, bytes + 1);
   return status;
 }
@@ -299,17 +273,6 @@ static size_t write_header(const nib_tensor *tensor, char *text, size_t size) {
   return padded;
 }
 
-static bool write_all(int file, const char *data, size_t bytes) {
-  while (bytes > 0) {
-    ssize_t n = write(file, data, bytes < (size_t)1 << 30 ? bytes : (size_t)1 << 30);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    data += n;
-    bytes -= (size_t)n;
-  }
-  return true;
-}
-
 nib_status nib_npy_save(nib_tensor *tensor, const char *path) {
   nib_runtime *rt = nib_tensor_runtime(tensor);
   nib_status status = nib_enter(rt);
@@ -321,10 +284,11 @@ nib_status nib_npy_save(nib_tensor *tensor, const char *path) {
   char *data = nib_allocate(rt, bytes + 1);
   if (!data) return nib_fail_memory(rt, "tensor:save", bytes);
   status = nib_tensor_read(tensor, data, bytes, -1);
-  int file = status == NIB_OK ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
-  bool written = file >= 0 && write_all(file, header, header_bytes) && write_all(file, data, bytes);
-  if (file >= 0 && close(file) != 0) written = false;
-  if (status == NIB_OK && !written) status = fail_file(rt, "tensor:save", path, "write");
+  if (status == NIB_OK) {
+    int file = nib_file_create(path);
+    bool written = file >= 0 && nib_file_write(file, header, header_bytes) && nib_file_write(file, data, bytes);
+    if (!nib_file_close(file) || !written) status = nib_file_fail(rt, "tensor:save", path, "write");
+  }
   nib_free(rt, data, bytes + 1);
   return status;
 }

@@ -16,35 +16,79 @@ void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib
 }
 
 void nib_tell(nib_runtime *rt, const nib_observation *observation) {
-  if (rt->observe) rt->observe(rt->observe_user, observation);
+  if (!rt->observe) return;
+  nib_observation timed = *observation;
+  timed.time_us = nib_now_us();
+  rt->observe(rt->observe_user, &timed);
 }
 
-/* The arguments that are neither tensors nor to be seen from the tensors' shapes, where they decide what is read or written. */
+static nib_attribute integer(const char *name, int64_t value) {
+  return (nib_attribute){ name, NIB_ATTRIBUTE_INTEGER, value, 0 };
+}
+static nib_attribute boolean(const char *name, bool value) { return (nib_attribute){ name, NIB_ATTRIBUTE_BOOLEAN, value, 0 }; }
+static nib_attribute real(const char *name, double value) { return (nib_attribute){ name, NIB_ATTRIBUTE_REAL, 0, value }; }
+
+static nib_attribute number(const char *name, nib_number value) {
+  return value.is_float ? real(name, value.real) : integer(name, value.integer);
+}
+
 static int32_t attributes_of(const struct nib_work *work, nib_attribute *out) {
+  int32_t count = 0;
   switch (work->kernel) {
+  case NIB_KERNEL_APPEND: {
+    const struct nib_append_params *params = work->params;
+    if (!params->k_scale.pointer) out[count++] = real("k_scale", (double)params->k_scale.value);
+    if (!params->v_scale.pointer) out[count++] = real("v_scale", (double)params->v_scale.value);
+    break;
+  }
   case NIB_KERNEL_MATERIALIZE: {
     const struct nib_materialize_params *params = work->params;
-    out[0] = (nib_attribute){ "max_kv_len", params->max_kv_len, false };
-    return 1;
+    out[count++] = integer("max_kv_len", params->max_kv_len);
+    break;
   }
   case NIB_KERNEL_ROPE_INSERT: {
     const struct nib_rope_insert_params *params = work->params;
-    out[0] = (nib_attribute){ "apply_q_rope", params->q && params->rotate_q, true };
-    out[1] = (nib_attribute){ "compress_ratio", params->compress_ratio, false };
-    return 2;
+    out[count++] = boolean("apply_q_rope", params->q && params->rotate_q);
+    out[count++] = integer("compress_ratio", params->compress_ratio);
+    break;
   }
   case NIB_KERNEL_SWIZZLE: {
     const struct nib_swizzle_params *params = work->params;
-    out[0] = (nib_attribute){ "inverse", params->inverse, true };
-    return 1;
+    out[count++] = boolean("inverse", params->inverse);
+    break;
   }
-  default: return 0;
+  case NIB_KERNEL_QUANTIZE_CACHE: {
+    const struct nib_quantize_cache_params *params = work->params;
+    if (!params->global_sf.pointer && !params->amax) out[count++] = real("global_sf", (double)params->global_sf.value);
+    break;
   }
+  case NIB_KERNEL_FILL: {
+    const struct nib_fill_params *params = work->params;
+    out[count++] = number("value", nib_element_to_number((nib_dtype)params->type, &params->bits));
+    break;
+  }
+  case NIB_KERNEL_ARANGE: {
+    const struct nib_arange_params *params = work->params;
+    out[count++] = params->is_float ? real("start", params->start_real) : integer("start", params->start);
+    out[count++] = params->is_float ? real("step", params->step_real) : integer("step", params->step);
+    break;
+  }
+  case NIB_KERNEL_RANDOM: {
+    const struct nib_random_params *params = work->params;
+    out[count++] = integer("seed", (int64_t)params->seed);
+    if (params->kind != NIB_RANDOM_INTEGER) break;
+    out[count++] = integer("low", params->low);
+    out[count++] = integer("range", (int64_t)params->range);
+    break;
+  }
+  default: break;
+  }
+  return count;
 }
 
 void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
                    int32_t access_count, int32_t node) {
-  nib_attribute attributes[2];
+  nib_attribute attributes[NIB_MAX_ATTRIBUTES];
   nib_observation observation = {
     .kind = NIB_OBSERVED_WORK,
     .operation = operation,

@@ -44,6 +44,47 @@ describe("the decode scenario", function()
     assert.is_true(largest > 0.95)
   end)
 
+  it("runs on K and V of a user's file, its layers in order", function()
+    local nibble = require "nibble"
+    local path = os.tmpname()
+    os.remove(path)
+    path = path .. ".safetensors"
+    local tensors = { unrelated = nibble.zeros(3) }
+    for _, layer in ipairs { 10, 2 } do
+      for i, part in ipairs { ".k", ".v" } do
+        tensors["model.layers." .. layer .. part] = nibble.randn(30, 2, 64, { seed = layer + i }) -- float32
+      end
+    end
+    nibble.save(path, tensors)
+    local result = decode("--steps 4 --requests 2 --input " .. path)
+    succeeds(result)
+    assert.is_truthy(result.stdout:find(path .. ": 2 layers, 30 tokens, 2 KV heads x 64, bfloat16", 1, true))
+    local second, tenth = result.stdout:find("model.layers.2 K", 1, true), result.stdout:find("model.layers.10 K", 1, true)
+    assert.is_true(second < tenth)
+    tensors["model.layers.2.v"] = nibble.zeros(30, 64)
+    nibble.save(path, tensors)
+    result = decode("--steps 4 --input " .. path)
+    assert.are.equal(2, result.status)
+    assert.is_truthy(result.stderr:find("--input: expected K and V of all layers to be [tokens, heads, head_dim]", 1, true))
+    tensors["model.layers.2.v"] = nil
+    nibble.save(path, tensors)
+    result = decode("--steps 4 --input " .. path)
+    assert.are.equal(2, result.status)
+    assert.is_truthy(result.stderr:find("load: name: ", 1, true))
+    os.remove(path)
+    for options, message in pairs { ["--input /nonexistent/folder"] = "/nonexistent/folder", ["--input real --random"] = "exclude" } do
+      result = decode(options)
+      assert.are.equal(2, result.status)
+      assert.is_truthy(result.stderr:find(message, 1, true), result.stderr)
+    end
+  end)
+
+  it("runs on what a sentence encoder cached, twelve heads of 32", function()
+    local result = decode("--input minilm --steps 6 --requests 3")
+    succeeds(result)
+    assert.is_truthy(result.stdout:find("3 layers, 120 tokens, 12 KV heads x 32, bfloat16", 1, true))
+  end)
+
   it("leaves materialize out, and says so, where it cannot be", function()
     for _, options in ipairs { "--head-dim 80", "--head-dim 16 --page-size 1", "--head-dim 64 --page-size 3 --layout NHD" } do
       local result = decode("--random --heads 2 --tokens 40 --steps 10 " .. options)

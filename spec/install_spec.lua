@@ -88,11 +88,11 @@ describe("the installed tree", function()
     local expected = { "bin/nibble", "include/nibble.h", "include/nibble_lua.h", "lib/libnibble.a", "lib/libnibble.so",
       "lib/libnibble.so.1", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
       "lib/pkgconfig/nibble.pc", "share/doc/nibble/LICENSE", "share/doc/nibble/README.md", "share/man/man1/nibble.1" }
-    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && ls scripts/nibble/*.lua").stdout)) do
-      expected[#expected + 1] = "share/lua/5.4/nibble/" .. file:match("[^/]*$")
+    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find scripts/nibble -name '*.lua'").stdout)) do
+      expected[#expected + 1] = "share/lua/5.4/" .. file:match("^scripts/(.*)")
     end
     for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && " ..
-      "find scripts/scenarios scripts/examples scripts/bench spec/data/real -type f").stdout)) do
+      "find scripts/scenarios scripts/examples scripts/bench spec/data/real spec/data/minilm -type f").stdout)) do
       expected[#expected + 1] = "share/nibble/" .. file
     end
     table.sort(expected)
@@ -198,9 +198,13 @@ describe("the installed tree", function()
 
   it("has scenarios and examples that run from it", function()
     local scripts = prefix .. "/share/nibble/scripts"
-    local result = away(("%s/bin/nibble scenario decode --steps 1 --requests 1"):format(prefix))
-    assert.same({ 0, "" }, { result.status, result.stderr })
-    assert.matches("\nok: ", result.stdout)
+    local run = folder .. "/run.jsonl"
+    for _, options in ipairs({ "", " --check", " --input minilm", " --report page.html --trace " .. quote(run) }) do
+      local result = away(("%s/bin/nibble scenario decode --steps 1 --requests 1%s"):format(prefix, options))
+      assert.same({ 0, "" }, { result.status, result.stderr })
+      assert.matches("\nok: ", result.stdout)
+    end
+    assert.matches("^ok: ", away(prefix .. "/bin/nibble trace " .. quote(run) .. " --replay").stdout)
     for _, example in ipairs(lines(process.run("ls " .. scripts .. "/examples/*.lua").stdout)) do
       local ran = away(("%s/bin/nibble %s"):format(prefix, example))
       assert.same({ 0, "" }, { ran.status, ran.stderr }, example)
@@ -270,8 +274,8 @@ describe("the installed tree", function()
     assert.equal(0, made.status, made.stderr)
     local show = process.run("luarocks --lua-version 5.4 --tree " .. tree .. " show --modules nibble").stdout
     local modules = { "nibble" }
-    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && ls scripts/nibble/*.lua").stdout)) do
-      modules[#modules + 1] = "nibble." .. file:match("([^/]*)%.lua$")
+    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find scripts/nibble -name '*.lua'").stdout)) do
+      modules[#modules + 1] = file:match("^scripts/(.*)%.lua$"):gsub("/", ".")
     end
     table.sort(modules)
     assert.same(modules, lines(show))

@@ -61,7 +61,7 @@ describe("observe", function()
     assert.matches("observe_spec%.lua:" .. line .. "$", work.where)
     assert.same({ { storage = t:storage(), offset = 8, dtype = "int32", shape = { 2, 4 }, stride = { 6, 1 }, write = true,
       parameter = "tensor" } }, work.accesses)
-    assert.same({}, work.attributes)
+    assert.same({ value = 7 }, work.attributes)
     assert.is_nil(work.node)
   end)
 

@@ -5,50 +5,48 @@
 --
 -- Errors are of the tokens that were appended, as the ledger has them: all that a cache holds was compared with it.
 
+local explain = require "nibble.explain"
 local reference = require "nibble.reference"
 local show = require "nibble.show"
 
 local errors = {}
 
--- One side of a layer: adds the error of each of its elements, in half steps of E2M1 at its block's scale, to `all`.
+local MOST_TOKENS = 512 -- of the map
+
+-- One side of a layer: the error of each of its elements, in half steps of E2M1 at its block's scale, is added to `all`.
 local function measure_side(cache, layer, i, source, all)
   local heads, dim, g = cache.heads, cache.dims[i], layer.scales[i]
-  local result = { heads = {}, blocks = {}, underflow = 0 }
+  local tokens, blocks = {}, dim // 16
+  for token in pairs(cache.used) do tokens[#tokens + 1] = token end
+  table.sort(tokens)
+  local result = { heads = {}, underflow = 0, map = { values = {}, first_token = tokens[1] or 0 } }
   for h = 0, heads - 1 do
-    local worst, sums, squares = 0, {}, {}
-    for b = 0, dim // 16 - 1 do sums[b], squares[b] = 0.0, 0.0 end
-    for token in pairs(cache.used) do
-      local row, base = layer.images.rows[i][token], (token * heads + h) * dim
+    local head, rows = explain.head(all), {}
+    for _, token in ipairs(tokens) do
+      local row, base, cells = layer.images.rows[i][token], (token * heads + h) * dim, {}
       local data, sf = row.data[h], row.sf[h]
-      for d = 0, dim - 1 do
-        local block = d // 16
-        local scale_byte, code = sf:byte(block + 1), data:byte(d // 2 + 1) >> d % 2 * 4 & 15
-        local unit, x = reference.decode(scale_byte, "float8_e4m3fn") * g, source[base + d + 1]
-        local err = reference.e2m1[code] * unit - x
-        sums[block], squares[block] = sums[block] + err * err, squares[block] + x * x
-        if scale_byte < 8 then -- a subnormal scale is too coarse for the bound
-          result.underflow = result.underflow + 1
-        else
-          local ratio = err / (show.half_step(x / unit) * unit)
-          all[#all + 1] = ratio
-          worst = math.max(worst, math.abs(ratio))
+      for block = 0, blocks - 1 do
+        local inputs, codes, from = {}, {}, base + block * 16
+        for d = 0, 15 do
+          inputs[d + 1], codes[d + 1] = source[from + d + 1], data:byte(block * 8 + d // 2 + 1) >> d % 2 * 4 & 15
         end
+        cells[block + 1] = head:add(inputs, codes, sf:byte(block + 1), g)
+      end
+      local at = token - result.map.first_token + 1
+      if at <= MOST_TOKENS then
+        for missing = #rows + 1, at - 1 do rows[missing] = {} end
+        rows[at] = cells
       end
     end
-    local sum, square, blocks = 0.0, 0.0, {}
-    for b = 0, dim // 16 - 1 do
-      sum, square = sum + sums[b], square + squares[b]
-      blocks[b + 1] = 100 * math.sqrt(sums[b] / math.max(squares[b], 1e-300))
-    end
-    result.heads[h + 1] = { worst = worst, rms = 100 * math.sqrt(sum / math.max(square, 1e-300)) }
-    result.blocks[h + 1] = blocks
+    result.heads[h + 1], result.map.values[h + 1] = head:result(), rows
+    result.underflow = result.underflow + result.heads[h + 1].underflow
   end
   return result
 end
 
 ---@class nibble.errors
----@field list table[]     {cache, layer, kv = "K" or "V", heads = {{worst, rms}}, blocks = rms of [head][block]}: worst in half steps
----                        of E2M1 at the block's scale (1 is the bound), rms in percent of the inputs'
+---@field list table[]     {cache, layer, kv = "K" or "V", heads = nibble.head_errors[], map = {first_token, values}}: values[head]
+---                        [token][block] are rms errors in percent of the block's inputs, of the first 512 tokens (empty: unused)
 ---@field histogram {low: number, high: number, counts: integer[]}  of all errors in half steps
 ---@field ratios number[]
 ---@field fine boolean     whether all are within the bound

@@ -145,11 +145,42 @@ function nibble.from_bytes(bytes, shape, opts) end
 --- Reads a NumPy `.npy` file (versions 1 to 3, little endian, C or Fortran order; f4 f2 f8 u1 i1 u2 i4 i8, f8 is rounded
 --- to float32). `dtype`: read the same bits as another type of the same size ("uint16" data as "bfloat16", "uint8" as
 --- "float8_e4m3fn"). A file that cannot be opened gives `nil, message`; one that is damaged raises an error.
+---
+--- Of a path that ends in `.safetensors`, or with `name`, it reads one tensor of a safetensors file, and no other's bytes: the
+--- one called `name`, or the only one (the error lists the names otherwise). F32 F16 BF16 F8_E4M3 U8 I8 U16 I32 I64 are read as
+--- what they are, BOOL as uint8, F64 rounded to float32; others (I16, U32, F8_E5M2, ...) as the `dtype` of the same size that is
+--- asked for, F4 as "uint8" with two codes to a byte and the last dimension halved.
 ---@param path string
----@param opts? nibble.options
+---@param opts? nibble.load_options
 ---@return nibble.tensor?
 ---@return string? message
 function nibble.load(path, opts) end
+
+---@class nibble.load_options: nibble.options
+---@field name? string  a tensor of a safetensors file
+
+---@class nibble.file_entry
+---@field name string
+---@field stored string        the file's own name of the element type: "F32", "BF16", "F8_E4M3", ...
+---@field dtype? nibble.dtype  what `load` reads it as; nil: it must be told
+---@field shape integer[]
+---@field offset integer       of its first byte in the file
+---@field bytes integer
+
+--- What is in a safetensors file, in the order of the bytes. `nil, message` for a file that cannot be opened; one that is damaged
+--- raises an error.
+---@param path string
+---@return nibble.file_entry[]?
+---@return string? message
+function nibble.list(path) end
+
+--- Writes tensors as a safetensors file, largest elements first, then by name. Waits for them. `nil, message` if the file cannot
+--- be written.
+---@param path string
+---@param tensors table<string, nibble.tensor>  names in UTF-8
+---@return boolean?
+---@return string? message
+function nibble.save(path, tensors) end
 
 --- The rotary table `[max_position, 64]` of DeepSeek-V4's operations: cos(position * theta^(-2p/64)) in column p,
 --- sin in column 32+p, p = 0..31; float64 rounded once. Asynchronous and capturable.

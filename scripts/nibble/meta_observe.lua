@@ -29,6 +29,7 @@ local nibble = {}
 ---@field kind string
 ---@field operation string       as in error messages: "tensor:copy", "page.nvfp4_quantize_append_..."
 ---@field device string
+---@field time number            seconds of a clock that only goes forward: when it was queued or done
 ---@field where? string          "FILE:LINE" of the script, outside of nibble's own modules
 ---@field stream? integer        numbers, unique among their kind, as tostring(stream) shows it
 ---@field event? integer
@@ -38,7 +39,8 @@ local nibble = {}
 ---@field kernel? string         as graph:nodes() names it
 ---@field user_kernel? boolean
 ---@field accesses? nibble.access[]
----@field attributes? table<string, integer|boolean>  "max_kv_len", "inverse", "apply_q_rope", "compress_ratio"
+---@field attributes? table<string, number|boolean>  arguments that are no tensors: "max_kv_len", "inverse", "apply_q_rope",
+---                              "compress_ratio", scales that are numbers, "value" of fill, "start", "step", "seed", "low", "range"
 ---@field node? integer          id in the graph, from 1
 ---@field deps? integer[]        ids of the nodes that it waits for
 ---@field unjoined? integer      a stream's number
@@ -61,6 +63,15 @@ function nibble.observe(fn, name) end
 ---@return string? bytes
 ---@return string? message
 function nibble.peek(access) end
+
+--- Prints how one value of a cache was made: input (when given), block maximum, scale, code, decoded value, error, and where its
+--- bytes lie. Slots, pages, heads and dimensions count from 0. scripts/nibble/explain.lua gives the same as text and fields.
+---   nibble.explain(pool, {slot = 5, head = 1, dim = 17, global_scale = g, input = row})
+---   nibble.explain({k, v}, {sf = {k_sf, v_sf}, kv = "V", page = 2, entry = 1, interleaved = true})
+---   nibble.explain(records, {slot = 5, dim = 460})     DeepSeek-V4's records
+---@param cache nibble.caches|nibble.cache|nibble.tensor
+---@param opts nibble.explain_options
+function nibble.explain(cache, opts) end
 
 -------------------------------------------------------------------------------------------------------------- checking
 

@@ -132,6 +132,7 @@ end
 ---@field steps integer
 ---@field plant? integer       self-test: halfway, one bit of the watched tensor with this number (0: any) is flipped
 ---@field snapshots? boolean   keep what a report needs
+---@field recorder? nibble.recorder  of nibble.trace: gets the run with graphs, without the checks
 ---@field checked? boolean     in checked mode (nibble.check): what it reports is a failure too
 ---@field progress? fun()      called after each step
 
@@ -185,19 +186,25 @@ local function attempt_once(def, opts)
   end
   local run, eager = new(false), new(true)
   outcome.run, outcome.eager = run, eager
+  local function recorded(fn, ...) -- only what is called so is in the trace
+    if not opts.recorder then return fn(...) end
+    opts.recorder:pause(false)
+    fn(...)
+    opts.recorder:pause(true)
+  end
   local function work()
-    for _, each in ipairs { eager, run } do
-      each.main:scope(function()
-        def.setup(each)
-        each:settle()
-      end)
+    local function set_up(each)
+      def.setup(each)
+      each:settle()
     end
+    eager.main:scope(set_up, eager)
+    run.main:scope(recorded, set_up, run)
     run.main:scope(function() run:compare(eager) end)
     for step = 1, opts.steps do
       outcome.step = step
       eager.main:scope(one_step, def, eager, step)
       run.main:scope(function()
-        one_step(def, run, step)
+        recorded(one_step, def, run, step)
         if opts.plant and step == (opts.steps + 1) // 2 then outcome.planted = plant(run, opts.plant) end
         run:compare(eager)
         if def.check then def.check(run) end
@@ -262,7 +269,7 @@ local function copy_of(opts, changes)
   for name, value in pairs(changes or {}) do
     if name == "steps" then copy.steps = value else copy.p[name] = value end
   end
-  copy.progress, copy.snapshots = nil, nil
+  copy.progress, copy.snapshots, copy.recorder = nil, nil, nil
   return copy
 end
 

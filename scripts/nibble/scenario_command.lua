@@ -1,6 +1,7 @@
 -- The command `nibble scenario`: options, what it prints, its exit status. See nibble.scenario.
 local HELP = [[
-usage: nibble scenario NAME [--PARAMETER VALUE ...] [--device NAME] [--steps N] [--seed N] [--report FILE] [--check] [--plant]
+usage: nibble scenario NAME [--PARAMETER VALUE ...] [--device NAME] [--steps N] [--seed N] [--report FILE] [--trace FILE]
+                             [--check] [--plant]
        nibble scenario list          every scenario with its parameters, defaults and ranges
        nibble scenario NAME --help
 
@@ -12,6 +13,7 @@ parameters that still fail, with a command line that repeats it.
   --steps N       how many steps
   --seed N        of lengths, pages and random values (1)
   --report FILE   one HTML page with pictures and numbers
+  --trace FILE    what was done, as JSON lines, for nibble trace (without the checks)
   --check         in checked mode: missing synchronization and misused pages are reported too
   --plant         self-test: flips one bit halfway; the check must find and name it
 
@@ -92,7 +94,7 @@ end
 -- The options of a scenario and the attempt they stand for; nil, exit status.
 local function read_options(scenario, def, arguments)
   local kinds = {
-    device = {}, seed = { 1 }, report = {}, check = { false }, plant = { false }, help = { false }, steps = def.steps,
+    device = {}, seed = { 1 }, report = {}, trace = {}, check = { false }, plant = { false }, help = { false }, steps = def.steps,
   }
   for name, kind in pairs(def.parameters) do
     kinds[name:gsub("_", "-")] = kind
@@ -102,7 +104,7 @@ local function read_options(scenario, def, arguments)
   if opts.help then
     print(def.title .. "\n\nusage: nibble scenario " .. def.name .. " [OPTIONS]\n")
     print_parameters(scenario, def)
-    print("  --device NAME  --seed N  --report FILE  --check  --plant  --help   (nibble scenario --help explains them)")
+    print("  --device NAME  --seed N  --report FILE  --trace FILE  --check  --plant  --help   (nibble scenario --help explains them)")
     return nil, 0
   end
   local device, reason = nibble.device(opts.device)
@@ -117,7 +119,7 @@ local function read_options(scenario, def, arguments)
   end
   local valid, why = scenario.valid(def, attempt, named)
   if not valid then return nil, misuse("%s", why) end
-  return attempt, opts.report
+  return attempt, opts.report, opts.trace
 end
 
 local function fill_record(scenario, def, attempt, outcome, command)
@@ -135,8 +137,15 @@ end
 
 local function run_one(scenario, def, arguments)
   local command = arg and arg[-1] and arg[0] == "scenario" and arg[-1] or "nibble" -- as it was called
-  local attempt, file = read_options(scenario, def, arguments)
+  local attempt, file, trace_file = read_options(scenario, def, arguments)
   if not attempt then return file end
+  if trace_file then
+    local message
+    attempt.recorder, message = require("nibble.trace").record(trace_file, { title = def.name,
+      command = scenario.command_line(def, attempt, command) })
+    if not attempt.recorder then return misuse("--trace: %s", message) end
+    attempt.recorder:pause(true)
+  end
   print(bold(def.title))
   print(("device    %s (%s)"):format(attempt.device, about_device(attempt.device)))
   local words = {}
@@ -149,6 +158,14 @@ local function run_one(scenario, def, arguments)
   attempt.progress = function() bar:step() end
   local start = os.clock()
   local outcome = scenario.attempt(def, attempt)
+  if trace_file then
+    local written, message = attempt.recorder:close()
+    if not written then
+      io.stderr:write("nibble scenario: --trace: ", message, "\n")
+      return 1
+    end
+    attempt.recorder = nil
+  end
   local check_ms = (os.clock() - start) * 1e3
   bar:close()
 

@@ -4,6 +4,7 @@
 --   print(show.page_table(allocator, requests))
 --   print(show.block({ 0.1, -0.7, 3, ... }))               -- 16 numbers, as append quantizes them
 --   print(show.histogram(errors, { title = "error" }))
+--   show.svg.save("graph.svg", show.svg.graph(graph))      -- see nibble.svg
 --
 -- Options that all of them know: `color` (default: standard output is a terminal, NO_COLOR is not set, TERM is not
 -- "dumb"), `utf8` (default: the locale's character set; otherwise plain ASCII), `width` in columns (default: COLUMNS or 100).
@@ -287,5 +288,8 @@ function show.histogram(numbers, opts)
   if nans > 0 then lines[#lines + 1] = ("  NaN: %d"):format(nans) end
   return table.concat(lines, "\n")
 end
+
+--- Pictures as SVG files: show.svg.page_table, graph, error_map, curve, save (nibble.svg).
+show.svg = require "nibble.svg"
 
 return show

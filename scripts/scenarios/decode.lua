@@ -7,21 +7,63 @@
 
 local nibble = require "nibble"
 
-
 local root = (debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or ".") .. "/../.."
 
--- K and V of some layers, [tokens, heads, head_dim] each.
-local function load_real()
-  local directory = root .. "/spec/data/real/"
-  local case = assert(loadfile(directory .. "case.lua", "t", {}))()
-  local source = {}
+-- The layers of a safetensors file: tensors NAME.k and NAME.v [tokens, heads, head_dim], float32 ones rounded to bfloat16.
+local function load_safetensors(path)
+  local entries, message = nibble.list(path)
+  if not entries then return nil, message end
+  local source, names = {}, {}
+  for _, entry in ipairs(entries) do
+    local name = entry.name:match("^(.*)%.k$")
+    if name then names[#names + 1] = name end
+  end
+  local function key(name) return (name:gsub("%d+", function(n) return ("%08d"):format(n) end)) end -- layer.2 before layer.10
+  table.sort(names, function(a, b) return key(a) < key(b) end)
+  for l, name in ipairs(names) do
+    source[l] = { name = name }
+    for i, part in ipairs { ".k", ".v" } do
+      local ok, t = pcall(nibble.load, path, { name = name .. part, device = "cpu" })
+      if not ok then return nil, t end
+      source[l][i] = t.dtype == "float32" and t:to("bfloat16") or t
+    end
+  end
+  return source
+end
+
+-- The layers of a folder like spec/data/real, as its case.lua names them.
+local function load_folder(folder)
+  local chunk, message = loadfile(folder .. "/case.lua", "t", {})
+  if not chunk then return nil, message end
+  local case, source = chunk(), {}
   for l, layer in ipairs(case.layers) do
     source[l] = { name = "layer " .. layer.layer }
     for i, file in ipairs { layer.k, layer.v } do
-      source[l][i] = assert(nibble.load(directory .. file, { dtype = case.dtype, device = "cpu" }))
+      source[l][i], message = nibble.load(folder .. "/" .. file, { dtype = case.dtype, device = "cpu" })
+      if not source[l][i] then return nil, message end
     end
   end
-  return source, "spec/data/real, K and V of a trained transformer"
+  return source
+end
+
+-- K and V of some layers, [tokens, heads, head_dim] each. `nil, message` when there are none in the input.
+local function load_input(input)
+  local folder = (input == "real" or input == "minilm") and root .. "/spec/data/" .. input
+  local source, message = (input:find("%.safetensors$") and load_safetensors or load_folder)(folder or input)
+  if not source then return nil, message end
+  local first = source[1] and source[1][1]
+  for _, layer in ipairs(source) do
+    for i = 1, 2 do
+      local t = layer[i]
+      if t:dim() ~= 3 or t.dtype ~= first.dtype or t.dtype ~= "bfloat16" and t.dtype ~= "float16" or t.shape[1] ~= first.shape[1]
+        or t.shape[2] ~= first.shape[2] or t.shape[3] % 16 ~= 0 or t.shape[3] ~= source[1][i].shape[3] then
+        return nil, ("expected K and V of all layers to be [tokens, heads, head_dim] of one float dtype, got %s {%s} in %s"):format(
+          t.dtype, table.concat(t.shape, ", "), layer.name)
+      end
+    end
+  end
+  if not first then return nil, "expected tensors NAME.k and NAME.v, got none" end
+  return source, folder and "spec/data/" .. input .. ", K and V of a trained transformer" or input
 end
 
 local function make_random(run)
@@ -77,7 +119,8 @@ return {
     page_size = { 16, min = 1, help = "tokens a page" },
     layout = { "HND", "NHD", help = "of the caches" },
     page_layout = { "fragmented", "sequential", "shuffled", "ring", help = "the order in which pages are handed out" },
-    random = { false, help = "random tokens, two layers, instead of a transformer's; of any shape:" },
+    input = { "real", "minilm", any = "a path", help = "K and V: in spec/data, of x.safetensors, or of a folder with case.lua" },
+    random = { false, help = "random tokens, two layers, instead; of any shape:" },
     tokens = { 320, min = 2, help = "tokens that requests are slices of (with --random)" },
     heads = { 4, min = 1, help = "KV heads (with --random)" },
     head_dim = { 64, min = 16, multiple = 16, help = "with --random; materialize needs a multiple of 64" },
@@ -87,7 +130,7 @@ return {
   errors = true,
   grid = {
     { steps = 4, random = true, tokens = 20, heads = 1, requests = 3 }, { steps = 12 },
-    { steps = 12, layout = "NHD" }, { steps = 12, page_size = 4, page_layout = "ring" },
+    { steps = 6, requests = 3, input = "minilm" }, { steps = 12, layout = "NHD" }, { steps = 12, page_size = 4, page_layout = "ring" },
     { steps = 20, requests = 13, page_layout = "shuffled", page_size = 64 }, { steps = 3, requests = 1 },
     { steps = 1, page_layout = "sequential" },
     { steps = 10, random = true, tokens = 50, heads = 3, head_dim = 128, dtype = "float16", layout = "NHD" },
@@ -101,13 +144,21 @@ return {
     for _, name in ipairs { "tokens", "heads", "head_dim", "dtype" } do
       if given[name] and not p.random then return ("--%s needs --random"):format((name:gsub("_", "-"))) end
     end
-    local tokens = p.random and p.tokens or 320
+    if given.input and p.random then return "--input and --random exclude each other" end
+    local tokens = p.tokens
+    if not p.random then
+      local source, message = load_input(p.input)
+      if not source then return "--input: " .. message end
+      tokens = source[1][1].shape[1]
+    end
     if steps >= tokens then return ("--steps: expected fewer than the %d tokens of the input, got %d"):format(tokens, steps) end
   end,
 
   setup = function(run)
     local p, s = run.p, run.state
-    local source, origin = (p.random and make_random or load_real)(run)
+    local source, origin
+    if p.random then source, origin = make_random(run) else source, origin = load_input(p.input) end
+    assert(source, origin)
     local shape = source[1][1].shape
     s.plans = make_schedule(run, shape[1])
     local max_len, num_pages, shortest, longest = 0, 1, math.huge, 0

@@ -1,0 +1,461 @@
+--- What a script did, as a file: recorded, summarised, shown in Perfetto, executed again.
+--
+--   local trace = require "nibble.trace"
+--   local recorder = assert(trace.record("run.jsonl", { title = "my run" }))   -- from here on (nibble.observe)
+--   ...
+--   recorder:close()
+--   print(trace.summary(assert(trace.read "run.jsonl")))
+--   trace.chrome(run, "run.json")                        -- for ui.perfetto.dev
+--   require("nibble.trace_replay").replay(run)           -- see there what it does and checks
+--
+-- or `nibble scenario NAME --trace FILE` and `nibble trace FILE [--chrome OUT.json] [--replay]`.
+--
+-- The file has a JSON object on each line. First a header: {"nibble": version, "trace": 1, "device": the default device, ...}. Then one
+-- for each observation, in order, with the fields of nibble.observation; `time` counts from the header. Two fields more:
+--   indices   of work that reads index tensors (slot_mapping, block_tables, seq_lens, positions, kv_page_indptr, slots), and of
+--             a replay of a graph that does: what they held, [{storage, offset, dtype, shape, stride, values}]. To know it the
+--             recorder waits for what writes them, as reading a value does; inside a capture it cannot.
+--   contents  of a host_write: the bytes in hexadecimal, of int32 and int64 up to 1 MiB, of others up to 4096 bytes.
+-- Real attributes are texts ("%.17g", "inf", "-inf", "nan"), as JSON does not have them all.
+
+local json = require "nibble.json"
+local nibble = require "nibble"
+local numbers = require "nibble.numbers"
+
+local trace = {}
+
+--- Parameters that say which pages, slots and positions an operation touches.
+trace.index_parameters = {
+  slot_mapping = true, block_tables = true, seq_lens = true, positions = true, kv_page_indptr = true, slots = true,
+}
+
+local MOST_INTEGERS, MOST_BYTES = 1 << 20, 4096
+
+local function element_size(dtype) return (numbers.floats[dtype] or numbers.integers[dtype]).size end
+trace.element_size = element_size
+
+--- Elements of an access.
+function trace.count(access)
+  local count = 1
+  for _, size in ipairs(access.shape) do count = count * size end
+  return count
+end
+
+----------------------------------------------------------------------------------------------------------- recording
+
+local function access_key(access)
+  return ("%d:%d:%s:%s:%s"):format(access.storage, access.offset, access.dtype, table.concat(access.shape, ","),
+    table.concat(access.stride, ","))
+end
+
+-- The integers that an access holds now; nil when that cannot be known.
+local function integers_of(access)
+  local bytes = nibble.peek(access)
+  if not bytes then return nil end
+  local format, size = access.dtype == "int64" and "<i8" or "<i4", element_size(access.dtype)
+  local values = json.list {}
+  for at = 1, #bytes, size do values[#values + 1] = format:unpack(bytes, at) end
+  return values
+end
+trace.integers_of = integers_of
+
+--- The index tensors among accesses, each once, with what they hold.
+---@param accesses nibble.access[]
+---@return table[]? indices  nil: there are none
+function trace.indices_of(accesses)
+  local list, seen = {}, {}
+  for _, access in ipairs(accesses) do
+    if trace.index_parameters[access.parameter] and not access.write and not seen[access_key(access)] then
+      seen[access_key(access)] = true
+      local values = integers_of(access)
+      if values then
+        list[#list + 1] = {
+          parameter = access.parameter, storage = access.storage, offset = access.offset, dtype = access.dtype,
+          shape = json.list(access.shape), stride = json.list(access.stride), values = values,
+        }
+      end
+    end
+  end
+  return #list > 0 and list or nil
+end
+
+local function contents_of(access)
+  local size = element_size(access.dtype)
+  local most = (access.dtype == "int32" or access.dtype == "int64") and MOST_INTEGERS or MOST_BYTES
+  if trace.count(access) * size > most then return nil end
+  local bytes = nibble.peek(access)
+  return bytes and bytes:gsub(".", function(c) return ("%02x"):format(c:byte()) end)
+end
+
+---@class nibble.recorder
+local recorder = {}
+recorder.__index = recorder
+
+-- Remembers the index tensors of captured work; gives those of a graph's nodes.
+function recorder:graph_indices(o)
+  if o.kind == "capture_begin" then
+    self.captures[o.capture] = {}
+  elseif o.kind == "work" and o.capture then
+    local list = self.captures[o.capture] or {}
+    table.move(o.accesses, 1, #o.accesses, #list + 1, list)
+    self.captures[o.capture] = list
+  elseif o.kind == "capture_end" then
+    self.graphs[o.graph], self.captures[o.capture] = self.captures[o.capture], nil
+  elseif o.kind == "replay" then
+    return trace.indices_of(self.graphs[o.graph] or {})
+  end
+end
+
+local function real_text(x)
+  if x ~= x then return "nan" end
+  if math.abs(x) == math.huge then return x > 0 and "inf" or "-inf" end
+  return ("%.17g"):format(x)
+end
+
+function recorder:line(o)
+  local copy = {}
+  for key, value in pairs(o) do copy[key] = value end
+  copy.time = math.max(0, o.time - self.start)
+  copy.indices = self:graph_indices(o)
+  if o.kind == "work" and not o.capture then copy.indices = trace.indices_of(o.accesses) end
+  if (o.kind == "host_write" or o.kind == "work" and not o.kernel) and o.accesses[1] then copy.contents = contents_of(o.accesses[1]) end
+  if o.accesses then
+    json.list(o.accesses)
+    for _, access in ipairs(o.accesses) do
+      json.list(access.shape)
+      json.list(access.stride)
+    end
+  end
+  if o.deps then json.list(o.deps) end
+  if o.attributes then
+    copy.attributes = {}
+    for name, value in pairs(o.attributes) do
+      copy.attributes[name] = math.type(value) == "float" and real_text(value) or value
+    end
+  end
+  if o.where and not utf8.len(o.where) then copy.where = o.where:gsub("[\x80-\xff]", "?") end
+  return json.encode(copy)
+end
+
+--- Records what is done from now on into a file, until `close`. Several recorders need different names.
+---@param path string
+---@param header? table   fields more for the first line (texts, numbers)
+---@param name? string    of the observer; default "trace"
+---@return nibble.recorder?
+---@return string? message  when the file cannot be written
+function trace.record(path, header, name)
+  local file, message = io.open(path, "w")
+  if not file then return nil, message end
+  local self = setmetatable({ file = file, path = path, name = name or "trace", captures = {}, graphs = {}, created = {},
+    count = 0, paused = false }, recorder)
+  local first = { nibble = nibble.version, trace = 1, device = nibble.device() }
+  for key, value in pairs(header or {}) do first[key] = value end
+  file:write(json.encode(first), "\n")
+  nibble.observe(function(o)
+    self.start = self.start or o.time
+    if self.paused and not (o.kind == "storage_freed" and self.created[o.storage]) then return end
+    if o.kind == "storage_created" then self.created[o.storage] = true end
+    if not file:write(self:line(o), "\n") then self.failed = true end
+    self.count = self.count + 1
+  end, self.name)
+  return self
+end
+
+--- What is done while it is paused is not recorded, but for the freeing of storages whose making was.
+---@param paused boolean
+function recorder:pause(paused) self.paused = paused end
+
+--- Ends the recording. `nil, message` when the file could not be written.
+---@return integer? count  observations
+---@return string? message
+function recorder:close()
+  if not self.file then return self.count end
+  nibble.observe(nil, self.name)
+  local closed, message = self.file:close()
+  self.file = nil
+  if closed and not self.failed then return self.count end
+  return nil, message or self.path .. ": could not be written"
+end
+recorder.__close = recorder.close
+
+------------------------------------------------------------------------------------------------------------- reading
+
+---@class nibble.trace
+---@field header table
+---@field list table[]  observations
+
+local KINDS = "work event_record stream_wait synchronized host_read host_write capture_begin capture_end capture_abort replay "
+  .. "storage_created storage_freed tensor_released event_released graph_released stream_created stream_released"
+
+local function valid_access(access)
+  if type(access) ~= "table" or math.type(access.storage) ~= "integer" or math.type(access.offset) ~= "integer" then return false end
+  if not (numbers.floats[access.dtype] or numbers.integers[access.dtype]) then return false end
+  if type(access.shape) ~= "table" or type(access.stride) ~= "table" or #access.shape ~= #access.stride then return false end
+  for i, size in ipairs(access.shape) do
+    if math.type(size) ~= "integer" or size < 0 or math.type(access.stride[i]) ~= "integer" then return false end
+  end
+  return true
+end
+
+local function valid(o)
+  if type(o) ~= "table" or type(o.kind) ~= "string" or not (" " .. KINDS .. " "):find(" " .. o.kind .. " ", 1, true) then
+    return "an observation of a known kind"
+  end
+  if type(o.time) ~= "number" or type(o.operation) ~= "string" then return "time and operation" end
+  for _, name in ipairs { "stream", "event", "graph", "capture", "storage", "bytes", "node" } do
+    if o[name] ~= nil and math.type(o[name]) ~= "integer" then return "an integer for " .. name end
+  end
+  if o.accesses ~= nil and type(o.accesses) ~= "table" then return "a list of accesses" end
+  for _, access in ipairs(o.accesses or {}) do
+    if not valid_access(access) then return "an access with storage, offset, dtype, shape and stride" end
+  end
+  for _, index in ipairs(o.indices or {}) do
+    if not valid_access(index) or type(index.values) ~= "table" then return "indices with values" end
+  end
+  if o.kind == "work" and not (o.stream and o.accesses) then return "stream and accesses" end
+end
+
+--- Reads a trace. `nil, message` for a file that cannot be read or is none.
+---@param path string
+---@return nibble.trace?
+---@return string? message
+function trace.read(path)
+  local file, message = io.open(path, "r")
+  if not file then return nil, message end
+  local result, number = { list = {} }, 0
+  for line in file:lines() do
+    number = number + 1
+    local value, why = json.decode(line)
+    if value == nil then
+      why = why or "no value"
+    elseif number == 1 then
+      if type(value) ~= "table" or value.trace ~= 1 then why = "expected a header with trace version 1" end
+      result.header = value
+    else
+      local missing = valid(value)
+      why = missing and "expected " .. missing
+      result.list[number - 1] = value
+    end
+    if why then
+      file:close()
+      return nil, ("%s:%d: %s"):format(path, number, why)
+    end
+  end
+  file:close()
+  if not result.header then return nil, path .. ": expected a trace, got an empty file" end
+  return result
+end
+
+------------------------------------------------------------------------------------------------------------- summary
+
+-- page_size of a paged cache's access.
+local function page_size_of(access)
+  if access.kv_layout and #access.shape == 4 then return access.shape[access.kv_layout == "HND" and 3 or 2] end
+end
+
+--- The pages that work reads or writes by its index tensors' values: a list of {storage, pages = {[page] = true}, write}. Slots that an
+--- operation skips (negative, past the cache) touch none.
+function trace.pages_of(work, indices)
+  local values = {}
+  for _, access in ipairs(work.accesses) do
+    for _, index in ipairs(indices or {}) do
+      if access.parameter == index.parameter and access.storage == index.storage and access.offset == index.offset then
+        values[access.parameter] = index.values
+      end
+    end
+  end
+  local touched = {}
+  for _, access in ipairs(work.accesses) do
+    local size, pages = page_size_of(access), nil
+    if access.parameter == "cache" and #access.shape >= 3 then
+      size = access.shape[2] * (#access.shape == 4 and access.shape[3] or 1) -- DeepSeek-V4's records
+    end
+    if size and (values.slot_mapping or values.slots) then
+      pages = {}
+      for _, slot in ipairs(values.slot_mapping or values.slots) do
+        if slot >= 0 and slot // size < access.shape[1] then pages[slot // size] = true end
+      end
+    elseif size and values.block_tables and values.seq_lens then
+      pages = {}
+      local tables = nil
+      for _, other in ipairs(work.accesses) do
+        if other.parameter == "block_tables" then tables = other end
+      end
+      local columns = tables.shape[#tables.shape]
+      local rows = #tables.shape == 3 and 2 or 1 -- a row for K and one for V
+      local row = rows == 2 and access.parameter:find("^v_") and 1 or 0
+      for b, length in ipairs(values.seq_lens) do
+        for j = 1, math.min(columns, (math.max(length, 0) + size - 1) // size) do
+          local page = values.block_tables[((b - 1) * rows + row) * columns + j]
+          if page and page >= 0 and page < access.shape[1] then pages[page] = true end
+        end
+      end
+    end
+    if pages then touched[#touched + 1] = { storage = access.storage, pages = pages, write = access.write } end
+  end
+  return touched
+end
+
+local function bytes_of(accesses)
+  local sum = 0
+  for _, access in ipairs(accesses) do sum = sum + trace.count(access) * element_size(access.dtype) end
+  return sum
+end
+
+local function count_keys(t)
+  local n = 0
+  for _ in pairs(t) do n = n + 1 end
+  return n
+end
+
+local function median(list)
+  table.sort(list)
+  return #list > 0 and list[(#list + 1) // 2] or 0
+end
+
+-- Numbers of a trace, for the summary and for whoever wants them.
+---@param run nibble.trace
+---@return table
+function trace.statistics(run)
+  local s = { kinds = {}, operations = {}, graphs = {}, storages = {}, peak = 0, live = 0, gaps = {}, host_read = 0, host_written = 0,
+    duration = #run.list > 0 and run.list[#run.list].time or 0 }
+  local captured, live, last = {}, {}, nil
+  local function operation(name)
+    if not s.operations[name] then
+      s.operations[name] = { name = name, eager = 0, nodes = 0, replayed = 0, bytes = 0 }
+      s.operations[#s.operations + 1] = s.operations[name]
+    end
+    return s.operations[name]
+  end
+  local function touch(work, indices)
+    for _, touched in ipairs(trace.pages_of(work, indices)) do
+      local storage = s.storages[touched.storage] or { id = touched.storage, read = {}, written = {} }
+      s.storages[touched.storage] = storage
+      for page in pairs(touched.pages) do storage[touched.write and "written" or "read"][page] = true end
+    end
+  end
+  for _, o in ipairs(run.list) do
+    s.kinds[o.kind] = (s.kinds[o.kind] or 0) + 1
+    if o.kind == "work" then
+      local entry = operation(o.operation)
+      if o.capture then
+        captured[o.capture] = captured[o.capture] or {}
+        table.insert(captured[o.capture], o)
+        entry.nodes = entry.nodes + 1
+      else
+        entry.eager, entry.bytes = entry.eager + 1, entry.bytes + bytes_of(o.accesses)
+        touch(o, o.indices)
+      end
+    elseif o.kind == "capture_end" then
+      local graph = s.graphs[o.graph] or { id = o.graph, captures = 0, replays = 0, gaps = {}, where = o.where }
+      s.graphs[o.graph] = graph
+      graph.works, graph.captures = captured[o.capture] or {}, graph.captures + 1
+    elseif o.kind == "replay" then
+      local graph = s.graphs[o.graph] or { id = o.graph, captures = 0, replays = 0, gaps = {}, works = {} }
+      s.graphs[o.graph] = graph
+      graph.replays = graph.replays + 1
+      if graph.last then graph.gaps[#graph.gaps + 1] = o.time - graph.last end
+      graph.last = o.time
+      for _, work in ipairs(graph.works) do
+        local entry = operation(work.operation)
+        entry.replayed, entry.bytes = entry.replayed + 1, entry.bytes + bytes_of(work.accesses)
+        touch(work, o.indices)
+      end
+    elseif o.kind == "storage_created" then
+      live[o.storage] = o.bytes or 0
+      s.live = s.live + live[o.storage]
+      s.peak = math.max(s.peak, s.live)
+    elseif o.kind == "storage_freed" and live[o.storage] then
+      s.live = s.live - live[o.storage]
+      live[o.storage] = nil
+    elseif o.kind == "host_read" then
+      s.host_read = s.host_read + bytes_of(o.accesses or {})
+    elseif o.kind == "host_write" then
+      s.host_written = s.host_written + bytes_of(o.accesses or {})
+    end
+    if o.kind == "replay" or o.kind == "work" and not o.capture then
+      if last then s.gaps[#s.gaps + 1] = o.time - last end
+      last = o.time
+    end
+  end
+  table.sort(s.operations, function(a, b) return a.name < b.name end)
+  return s
+end
+
+local function table_text(lines, rows)
+  local widths = {}
+  for _, row in ipairs(rows) do
+    for i, cell in ipairs(row) do widths[i] = math.max(widths[i] or 0, #cell) end
+  end
+  for _, row in ipairs(rows) do
+    for i, cell in ipairs(row) do row[i] = i == 1 and cell .. (" "):rep(widths[i] - #cell) or (" "):rep(widths[i] - #cell) .. cell end
+    lines[#lines + 1] = "  " .. table.concat(row, "  ")
+  end
+end
+
+local function sorted_by_id(map)
+  local list = {}
+  for _, entry in pairs(map) do list[#list + 1] = entry end
+  table.sort(list, function(a, b) return a.id < b.id end)
+  return list
+end
+
+--- What a run did, as text: operations with calls (queued alone, recorded in graphs, done by replays) and the bytes of the views that
+--- they were given; pages touched in each cache; graphs and the time between their replays; memory; the time between two pieces
+--- of work. All times are those of queuing, on the host.
+---@param run nibble.trace
+---@return string
+function trace.summary(run)
+  local s, lines = trace.statistics(run), {}
+  lines[1] = ("trace of %snibble %s on %s: %d observations in %.3f s"):format(run.header.title and run.header.title .. ", " or "",
+    tostring(run.header.nibble), tostring(run.header.device), #run.list, s.duration)
+  local rows = { { "operation", "queued", "captured", "replayed", "MB of its views" } }
+  for _, o in ipairs(s.operations) do
+    rows[#rows + 1] = { o.name, tostring(o.eager), tostring(o.nodes), tostring(o.replayed), ("%.2f"):format(o.bytes / 1e6) }
+  end
+  table_text(lines, rows)
+  local storages = sorted_by_id(s.storages)
+  if #storages > 0 then
+    rows = { { "cache", "pages written", "pages read" } }
+    for _, storage in ipairs(storages) do
+      rows[#rows + 1] = { "storage " .. storage.id, tostring(count_keys(storage.written)), tostring(count_keys(storage.read)) }
+    end
+    table_text(lines, rows)
+  end
+  local graphs = sorted_by_id(s.graphs)
+  if #graphs > 0 then
+    rows = { { "graph", "nodes", "captures", "replays", "ms between replays (median)" } }
+    for _, graph in ipairs(graphs) do
+      rows[#rows + 1] = { "graph " .. graph.id, tostring(#graph.works), tostring(graph.captures), tostring(graph.replays),
+        #graph.gaps > 0 and ("%.3f"):format(median(graph.gaps) * 1e3) or "-" }
+    end
+    table_text(lines, rows)
+  end
+  local largest = 0
+  for _, gap in ipairs(s.gaps) do largest = math.max(largest, gap) end
+  lines[#lines + 1] = ("  between pieces of work: %.3f ms (median), %.3f ms (longest)"):format(median(s.gaps) * 1e3, largest * 1e3)
+  lines[#lines + 1] = ("  memory: %.2f MB at most, in storages that were made meanwhile; host: %.2f MB written, %.2f MB read"):format(
+    s.peak / 1e6, s.host_written / 1e6, s.host_read / 1e6)
+  lines[#lines + 1] = ("  events: %d recorded, %d waited for; %d waits of the host"):format(s.kinds.event_record or 0,
+    s.kinds.stream_wait or 0, s.kinds.synchronized or 0)
+  return table.concat(lines, "\n")
+end
+
+--- The run in the format of Chrome's traces, which ui.perfetto.dev shows: see nibble.trace_chrome. `nil, message` if the file
+--- cannot be written.
+---@param run nibble.trace
+---@param path string
+---@return boolean?
+---@return string? message
+function trace.chrome(run, path)
+  return require("nibble.svg").save(path, json.encode(require("nibble.trace_chrome").convert(run)) .. "\n")
+end
+
+--- See nibble.trace_command.
+---@param arguments string[]
+---@return integer status
+function trace.main(arguments)
+  return require("nibble.trace_command")(table.unpack(arguments))
+end
+
+return trace

@@ -1,0 +1,502 @@
+--- Executes a trace again, and checks that the same happens.
+--
+--   local result, message = require("nibble.trace_replay").replay(run, { device = "cuda:0" })   -- run: of nibble.trace's read
+--
+-- What is executed: the work, events, waits, captures, updates and replays of the trace, in their order, each on its stream, on
+-- storages of the recorded sizes, all on one device. What a script wrote from the host is written again where the trace has it
+-- (integers that operations read as slots, pages and lengths are in it); other data from the host becomes random values, and what
+-- was in a storage before the recording began becomes zeros, so that the bytes of K and V are not those of the recorded run.
+-- Tables of rotary angles get the default theta.
+--
+-- What is checked: each piece of work is observed again and must have the same kernel, tensors (storage, place, dtype, shape, strides,
+-- parameter), numbers, and in a graph the same number and dependencies; and each index tensor must hold the recorded values when the
+-- work, or the replay of the graph that it is in, has it. The first differences are named by their line in the file.
+--
+-- What it cannot do: work of the user's own kernels and functions (`nil, message` before anything is done), and transfers between
+-- devices as such (they become copies on the one device).
+
+local nibble = require "nibble"
+local numbers = require "nibble.numbers"
+local trace = require "nibble.trace"
+
+local replay = {}
+
+local MOST_DIFFERENCES = 20
+
+local executor = {}
+executor.__index = executor
+
+local function named(work)
+  local map = {}
+  for _, access in ipairs(work.accesses) do
+    if access.parameter then map[access.parameter] = access end
+  end
+  return map
+end
+
+local function span(access) -- bytes from the first element to behind the last
+  local last = 0
+  for i, size in ipairs(access.shape) do
+    if size == 0 then return 0 end
+    last = last + (size - 1) * access.stride[i]
+  end
+  return (last + 1) * trace.element_size(access.dtype)
+end
+
+local function attribute(work, name)
+  local value = (work.attributes or {})[name]
+  if type(value) ~= "string" then return value end
+  local special = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
+  return special[value] or tonumber(value)
+end
+
+function executor:differ(line, format, ...)
+  if #self.differences < MOST_DIFFERENCES then
+    self.differences[#self.differences + 1] = ("line %d: "):format(line) .. format:format(...)
+  end
+end
+
+------------------------------------------------------------------------------------------------------------- tensors
+
+-- The storage of a number, as all its bytes.
+function executor:base(id)
+  local create = self.captured and nibble.empty or nibble.zeros -- a fill would become a node
+  if not self.bases[id] then self.bases[id] = create({ self.sizes[id] or 0 }, { dtype = "uint8", device = self.device }) end
+end
+
+-- Calls `fn` without its work being compared.
+function executor:quietly(fn)
+  local before = self.made
+  self.made = nil
+  fn()
+  self.made = before
+end
+
+function executor:view(access)
+  if not access then return nil end
+  if not self.bases[access.storage] then self:quietly(function() self:base(access.storage) end) end
+  local flat = self.bases[access.storage]:narrow(1, access.offset + 1, span(access))
+  return flat:reinterpret(access.dtype):as_strided(access.shape, access.stride)
+end
+
+-- The storage behind an access is that of a result from now on.
+function executor:bind(access, tensor)
+  if access and tensor then self.bases[access.storage] = tensor:view(tensor:numel()):reinterpret("uint8") end
+end
+
+function executor:write(access, contents)
+  self:quietly(function()
+    local t = self:view(access)
+    if contents then
+      local bytes = contents:gsub("%x%x", function(digits) return string.char(tonumber(digits, 16)) end)
+      t:copy(nibble.from_bytes(bytes, access.shape, { dtype = access.dtype, device = self.device }))
+    elseif numbers.floats[access.dtype] then
+      t:copy(nibble.randn(access.shape, { dtype = access.dtype, device = self.device, seed = access.storage }))
+    else
+      t:copy(nibble.randint(0, 128, access.shape, { dtype = access.dtype, device = self.device, seed = access.storage }))
+    end
+    self:wait() -- the host wrote it before anything that comes
+  end)
+end
+
+---------------------------------------------------------------------------------------------------------- operations
+
+local function pair(self, p, name) return { self:view(p[name .. " (K)"]), self:view(p[name .. " (V)"]) } end
+
+-- By kernel: fn(executor, work, its accesses by parameter, its other works).
+local execute = {}
+
+function execute.append(self, work, p)
+  local layout = p["paged_kv_cache (K)"].kv_layout
+  nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(self:view(p.append_key), self:view(p.append_value),
+    self:view(p.slot_mapping), pair(self, p, "paged_kv_cache"), pair(self, p, "kv_cache_sf"),
+    self:view(p.k_scale) or attribute(work, "k_scale"), self:view(p.v_scale) or attribute(work, "v_scale"), layout)
+end
+
+function execute.dequantize(self, _, p)
+  nibble.quantization.nvfp4_kv_dequantize_paged(pair(self, p, "paged_kv_cache"), pair(self, p, "kv_cache_sf"),
+    self:view(p.block_tables), self:view(p.seq_lens), self:view(p.k_scale), self:view(p.v_scale),
+    self:view(p.output_k), self:view(p.output_v), p["paged_kv_cache (K)"].kv_layout)
+end
+
+function execute.materialize(self, work, p)
+  local out = p.out or p.kv_cache_fp8
+  local cache, tables = nibble.quantization.nvfp4_kv_materialize_fp8(self:view(p.k_cache), self:view(p.v_cache),
+    self:view(p.k_block_scales), self:view(p.v_block_scales), self:view(p.block_tables), self:view(p.seq_lens),
+    attribute(work, "max_kv_len"), {
+      uses_shared_paged_kv_idx = #p.block_tables.shape == 2, out = self:view(p.out), kv_page_indptr = self:view(p.kv_page_indptr),
+      num_pages = p.kv_page_indptr and out.shape[1] - 1 or nil,
+    })
+  if not p.out then self:bind(out, cache) end
+  self:bind(p.fp8_block_tables, tables)
+end
+
+function execute.rope_insert(self, work, p)
+  local rest = { self:view(p.kv), self:view(p.cache), self:view(p.slot_mapping), self:view(p.positions), self:view(p.cos_sin_cache) }
+  if work.operation:find("kv_rope", 1, true) then
+    rest[6] = { compress_ratio = attribute(work, "compress_ratio") }
+    nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(table.unpack(rest))
+    return
+  end
+  -- Without an access to q it had no padded heads, or was left as it is in place: any q does.
+  local q, inplace = self:view(p.q), p.q ~= nil and p.q_out == nil
+  if not q then
+    self:quietly(function()
+      q = nibble.zeros({ p.kv.shape[1], 1, 512 }, { dtype = "bfloat16", device = self.device })
+    end)
+  end
+  rest[6] = {
+    q_head_padded = p.q_out and p.q_out.shape[2] or 0, q_inplace = inplace,
+    apply_q_rope = not p.q or inplace or attribute(work, "apply_q_rope"),
+  }
+  self:bind(p.q_out, nibble.mla.cake_dsv4_nvfp4_rope_quantize_insert(q, table.unpack(rest)))
+end
+
+function execute.swizzle(self, work, p)
+  nibble.quantization.swizzle_v_scales(self:view(p.v_sf), p.v_sf.kv_layout,
+    { inverse = attribute(work, "inverse"), out = self:view(p.out) })
+end
+
+function execute.quantize_cache(self, k_work, k, others)
+  local v_work = others[#others]
+  local v = named(v_work)
+  local quantize = nibble.quantization.nvfp4_quantize_paged_kv_cache
+  local cache, sf, k_scale, v_scale = quantize(self:view(k.k_cache), self:view(v.v_cache), {
+    kv_layout = k.k_cache.kv_layout, k_global_sf = self:view(k.k_global_sf) or attribute(k_work, "global_sf"),
+    v_global_sf = self:view(v.v_global_sf) or attribute(v_work, "global_sf"),
+  })
+  self:bind(k["kv_cache (K)"], cache[1])
+  self:bind(v["kv_cache (V)"], cache[2])
+  self:bind(k["kv_sf (K)"], sf[1])
+  self:bind(v["kv_sf (V)"], sf[2])
+  self:bind(k.k_scale, k_scale)
+  self:bind(v.v_scale, v_scale)
+end
+
+function execute.mla_dequantize(self, _, p)
+  self:bind(p.rows, nibble.mla.dequantize_cache(self:view(p.cache), self:view(p.slots)))
+end
+
+function execute.rope_table(self, _, p)
+  local a = p.rope_table
+  self:bind(a, nibble.rope_table(a.shape[1], { dtype = a.dtype, device = self.device }))
+end
+
+function execute.copy(self, _, p) self:view(p.destination):copy(self:view(p.source)) end
+
+function execute.fill(self, work, p) self:view(p.tensor):fill(attribute(work, "value")) end
+
+function execute.arange(self, work, p)
+  local start, step, count = attribute(work, "start"), attribute(work, "step"), p.tensor.shape[1]
+  local stop = math.type(start) == "integer" and start + count * step or start + (count - 0.5) * step
+  self:bind(p.tensor, nibble.arange(start, stop, step, { dtype = p.tensor.dtype, device = self.device }))
+end
+
+function execute.random(self, work, p)
+  local a, low = p.tensor, attribute(work, "low")
+  local opts = { dtype = a.dtype, device = self.device, seed = attribute(work, "seed") }
+  local result
+  if low then
+    result = nibble.randint(low, low + attribute(work, "range"), a.shape, opts)
+  elseif numbers.integers[a.dtype] then
+    result = nibble.randperm(a.shape[1], opts)
+  else
+    result = nibble.randn(a.shape, opts)
+  end
+  self:bind(a, result)
+end
+
+----------------------------------------------------------------------------------------------------------- comparing
+
+local function same_list(a, b)
+  if #a ~= #b then return false end
+  for i, x in ipairs(a) do
+    if x ~= b[i] then return false end
+  end
+  return true
+end
+
+-- The storage that stands for a recorded one, by number; its first byte in it.
+function executor:expected_place(id)
+  if self.bases[id] then return self.bases[id]:storage() end
+  return self.temporary[id], 0
+end
+
+function executor:compare_access(line, kernel, wanted, got)
+  local what = ("%s: %s"):format(kernel, wanted.parameter or "argument")
+  for _, name in ipairs { "parameter", "dtype", "write", "kv_layout" } do
+    if wanted[name] ~= got[name] then
+      return self:differ(line, "%s: %s was %s, is %s", what, name, tostring(wanted[name]), tostring(got[name]))
+    end
+  end
+  for _, name in ipairs { "shape", "stride" } do
+    if not same_list(wanted[name], got[name]) then
+      return self:differ(line, "%s: %s was {%s}, is {%s}", what, name, table.concat(wanted[name], ", "), table.concat(got[name], ", "))
+    end
+  end
+  local id, offset = self:expected_place(wanted.storage)
+  if not id then
+    self.temporary[wanted.storage], id, offset = got.storage, got.storage, 0
+  end
+  if got.storage ~= id or got.offset ~= offset + wanted.offset then
+    self:differ(line, "%s: it lies elsewhere (byte %d of storage %d was recorded)", what, wanted.offset, wanted.storage)
+  end
+end
+
+function executor:compare_work(line, wanted, got)
+  if wanted.kernel ~= got.kernel then return self:differ(line, "kernel was %s, is %s", wanted.kernel, got.kernel) end
+  if wanted.node ~= got.node then
+    return self:differ(line, "%s: node was %s, is %s", wanted.kernel, tostring(wanted.node), tostring(got.node))
+  end
+  if wanted.deps and not same_list(wanted.deps, got.deps) then
+    return self:differ(line, "%s: dependencies were {%s}, are {%s}", wanted.kernel, table.concat(wanted.deps, ", "),
+      table.concat(got.deps, ", "))
+  end
+  if #wanted.accesses ~= #got.accesses then
+    return self:differ(line, "%s: tensors were %d, are %d", wanted.kernel, #wanted.accesses, #got.accesses)
+  end
+  for name in pairs(wanted.attributes or {}) do
+    local was, is = attribute(wanted, name), got.attributes[name]
+    if was ~= is and (was == was or is == is) then
+      self:differ(line, "%s: %s was %s, is %s", wanted.kernel, name, tostring(was), tostring(is))
+    end
+  end
+  for i, access in ipairs(wanted.accesses) do self:compare_access(line, wanted.kernel, access, got.accesses[i]) end
+end
+
+function executor:compare_indices(line, wanted, accesses)
+  if not wanted then return end
+  local got = trace.indices_of(accesses) or {}
+  for i, index in ipairs(wanted) do
+    self.compared = self.compared + #index.values
+    local values = got[i] and got[i].values or {}
+    for n = 1, math.max(#index.values, #values) do
+      if index.values[n] ~= values[n] then
+        self:differ(line, "%s: element %d was %s, is %s", index.parameter, n, tostring(index.values[n]), tostring(values[n]))
+        break
+      end
+    end
+  end
+end
+
+----------------------------------------------------------------------------------------------------------- executing
+
+function executor:stream(id)
+  if not self.streams[id] then self.streams[id] = nibble.stream { device = self.device } end
+  return self.streams[id]
+end
+
+function executor:wait()
+  local ok, message = pcall(nibble.synchronize, self.device)
+  if not ok then self.faults[#self.faults + 1] = tostring(message) end
+end
+
+-- Work, with the others that one call queued: `works`, at index `at` of the trace.
+function executor:run_works(works)
+  local line, main = works[1].line, works[1].work
+  for _, item in ipairs(works) do
+    if item.work.kernel == "quantize_cache" then
+      main = item.work -- of K
+      break
+    end
+  end
+  local others = {}
+  for i, item in ipairs(works) do others[i] = item.work end
+  self.made = {}
+  local ok, message = pcall(function()
+    self:stream(main.stream):scope(execute[main.kernel], self, main, named(main), others)
+  end)
+  local made = self.made
+  self.made = nil
+  if not ok then
+    self:differ(line, "%s: %s", main.operation, tostring(message))
+    error(self, 0) -- what comes needs it
+  end
+  self.works = self.works + #works
+  if #made ~= #works then
+    return self:differ(line, "%s: it was %d pieces of work, is %d", main.operation, #works, #made)
+  end
+  for i, item in ipairs(works) do
+    self:compare_work(item.line, item.work, made[i])
+    if self.captured then
+      table.move(made[i].accesses, 1, #made[i].accesses, #self.captured + 1, self.captured)
+    else
+      self:compare_indices(item.line, item.work.indices, made[i].accesses)
+    end
+  end
+end
+
+local step = {}
+
+function step:event_record(o) self.events[o.event] = self:stream(o.stream):record() end
+
+function step:stream_wait(o)
+  if self.events[o.event] then self:stream(o.stream):wait(self.events[o.event]) end
+end
+
+function step:synchronized() self:wait() end
+function step:stream_created(o) self:stream(o.stream) end
+function step:event_released(o) self.events[o.event] = nil end
+function step:storage_freed(o) self.bases[o.storage], self.temporary[o.storage] = nil, nil end
+function step:storage_created(o) self.sizes[o.storage] = math.max(o.bytes or 0, self.sizes[o.storage] or 0) end
+
+function step:host_write(o)
+  for _, access in ipairs(o.accesses or {}) do self:write(access, o.contents) end
+end
+
+function step:graph_released(o)
+  if self.graphs[o.graph] then self.graphs[o.graph].graph:close() end
+  self.graphs[o.graph] = nil
+end
+
+function step:replay(o, line)
+  local entry = self.graphs[o.graph]
+  if not entry then return self:differ(line, "replay: graph %d was captured before the recording began", o.graph) end
+  self:stream(o.stream):scope(entry.graph.replay, entry.graph)
+  self.replays = self.replays + 1
+  self:compare_indices(line, o.indices, entry.accesses)
+end
+
+-- From a capture's begin to its end.
+function executor:capture(from)
+  local list, begin = self.list, self.list[from]
+  local to = from
+  repeat
+    to = to + 1
+    if to > #list then error("the trace ends inside a capture", 0) end
+  until list[to].capture == begin.capture and (list[to].kind == "capture_end" or list[to].kind == "capture_abort")
+  local stop, fresh = list[to], {}
+  for i = from, to do
+    if list[i].kind == "storage_created" then fresh[list[i].storage] = true end
+    for _, access in ipairs(list[i].accesses or {}) do
+      if not fresh[access.storage] then self:base(access.storage) end
+    end
+  end
+  local accesses, outer = {}, self.captured
+  self.captured = accesses
+  local function body()
+    self:run(from + 1, to - 1)
+    if stop.kind == "capture_abort" then error("the recorded capture ends here", 0) end
+  end
+  local entry = stop.kind == "capture_end" and self.graphs[stop.graph]
+  local ok, result
+  if entry then
+    ok, result = pcall(entry.graph.update, entry.graph, body)
+  else
+    local s = self:stream(begin.stream)
+    ok, result = pcall(s.capture, s, body)
+  end
+  self.captured = outer
+  if result == self then error(self, 0) end
+  if ok ~= (stop.kind == "capture_end") then
+    self:differ(to + 1, "the capture %s, %s", ok and "was given up" or "made a graph", ok and "it made a graph" or tostring(result))
+  elseif ok then
+    self.graphs[stop.graph] = { graph = entry and entry.graph or result, accesses = accesses }
+  end
+  return to
+end
+
+function executor:run(from, to)
+  local i = from
+  while i <= to and #self.differences < MOST_DIFFERENCES do
+    local o = self.list[i]
+    if o.kind == "capture_begin" then
+      i = self:capture(i)
+    elseif o.kind == "work" then
+      local group = self.groups[i]
+      if group ~= "part" then
+        if not o.kernel then
+          for _, access in ipairs(o.accesses) do self:write(access, o.contents) end
+        else
+          self:run_works(group or { { line = i + 1, work = o } })
+        end
+      end
+    elseif step[o.kind] then
+      step[o.kind](self, o, i + 1)
+    end
+    if self.progress then self.progress(i) end
+    i = i + 1
+  end
+end
+
+-- Works that one call of nvfp4_quantize_paged_kv_cache queued: K's, then V's, each behind its fill and amax if it has them.
+local function find_groups(list)
+  local groups, works = {}, {}
+  for i, o in ipairs(list) do
+    if o.kind == "work" and o.kernel then
+      works[#works + 1] = { index = i, line = i + 1, work = o }
+      if o.kernel == "quantize_cache" and named(o)["kv_cache (V)"] then
+        local first = #works
+        local function back() first = first - (named(works[first].work).amax and 2 or 0) end -- fill and amax
+        back()
+        first = first - 1
+        back()
+        local group = {}
+        for n = math.max(first, 1), #works do
+          group[#group + 1] = works[n]
+          groups[works[n].index] = "part"
+        end
+        groups[group[1].index] = group
+      end
+    end
+  end
+  return groups
+end
+
+-- How large each storage must be for what is seen of it.
+local function find_sizes(list)
+  local sizes = {}
+  for _, o in ipairs(list) do
+    for _, access in ipairs(o.accesses or {}) do
+      sizes[access.storage] = math.max(sizes[access.storage] or 0, access.offset + span(access))
+    end
+  end
+  return sizes
+end
+
+---@class nibble.replay_result
+---@field ok boolean
+---@field differences string[]  "line N: ...", at most 20
+---@field works integer         pieces of work that were executed and compared
+---@field replays integer       of graphs
+---@field compared integer      elements of index tensors
+---@field faults string[]       content faults that the device reported meanwhile
+
+--- Executes a trace again: see the top.
+---@param run nibble.trace
+---@param opts? {device?: string, progress?: fun(done: integer)}
+---@return nibble.replay_result?
+---@return string? message
+function replay.replay(run, opts)
+  opts = opts or {}
+  for i, o in ipairs(run.list) do
+    if o.kind == "work" and (o.user_kernel or o.kernel and not execute[o.kernel] and o.kernel ~= "amax") then
+      return nil, ("line %d: %s %s cannot be executed again"):format(i + 1, o.user_kernel and "the user's kernel" or "kernel", o.kernel)
+    elseif o.operation == "stream:call" then
+      return nil, ("line %d: a function of the host's cannot be executed again"):format(i + 1)
+    end
+  end
+  local device, reason = nibble.device(opts.device)
+  if not device then return nil, reason end
+  local self = setmetatable({
+    list = run.list, device = device, progress = opts.progress, groups = find_groups(run.list), sizes = find_sizes(run.list),
+    bases = {}, temporary = {}, streams = {}, events = {}, graphs = {}, differences = {}, faults = {},
+    works = 0, replays = 0, compared = 0,
+  }, executor)
+  nibble.observe(function(o)
+    if self.made and o.kind == "work" then self.made[#self.made + 1] = o end
+  end, "replay")
+  local ok, message = pcall(self.run, self, 1, #run.list)
+  if ok then self:wait() end
+  nibble.observe(nil, "replay")
+  if not ok and message ~= self then
+    if tostring(message):find("interrupted!$") then error(message, 0) end
+    self:differ(#run.list + 1, "%s", tostring(message))
+  end
+  return {
+    ok = #self.differences == 0, differences = self.differences, works = self.works, replays = self.replays,
+    compared = self.compared, faults = self.faults,
+  }
+end
+
+return replay

@@ -1,0 +1,27 @@
+-- Made by make.py with safetensors 0.8.0: each tensor's bytes in the files of this folder.
+-- luacheck: no max line length
+return {
+  {file = "types", name = "float32_2x3", stored = "F32", shape = {2, 3}, hex = "0000803f000000c00000003fc21601000000807f00000080"},
+  {file = "types", name = "float16_2x3", stored = "F16", shape = {2, 3}, hex = "003c00c000380100007c0080"},
+  {file = "types", name = "bfloat16_2x3", stored = "BF16", shape = {2, 3}, hex = "803f00c0003f0100807f0080"},
+  {file = "types", name = "float8_e4m3fn_2x3", stored = "F8_E4M3", shape = {2, 3}, hex = "38c0017e7f80"},
+  {file = "types", name = "uint8_2x3", stored = "U8", shape = {2, 3}, hex = "0001027f80ff"},
+  {file = "types", name = "int8_2x3", stored = "I8", shape = {2, 3}, hex = "0001027f80ff"},
+  {file = "types", name = "uint16_2x3", stored = "U16", shape = {2, 3}, hex = "00000100020003000080ffff"},
+  {file = "types", name = "int16_2x3", stored = "I16", shape = {2, 3}, hex = "00000100020003000080ffff"},
+  {file = "types", name = "int32_2x3", stored = "I32", shape = {2, 3}, hex = "0000000001000000020000000300000000000080ffffff7f"},
+  {file = "types", name = "uint32_2x3", stored = "U32", shape = {2, 3}, hex = "0000000001000000020000000300000000000080ffffffff"},
+  {file = "types", name = "int64_2x3", stored = "I64", shape = {2, 3}, hex = "00000000000000000100000000000000020000000000000001000000000020000000000000000080ffffffffffffff7f"},
+  {file = "types", name = "uint64_2x3", stored = "U64", shape = {2, 3}, hex = "00000000000000000100000000000000020000000000000003000000000000000000000000000080ffffffffffffffff"},
+  {file = "types", name = "float64_2x3", stored = "F64", shape = {2, 3}, hex = "000000000000f03f00000000000000c0040000100000f03f9c7500883ce4377e000000000000a0360000000000000080"},
+  {file = "types", name = "bool_2x3", stored = "BOOL", shape = {2, 3}, hex = "000101000100"},
+  {file = "types", name = "float8_e5m2_2x3", stored = "F8_E5M2", shape = {2, 3}, hex = "0001023c7cfc"},
+  {file = "types", name = "codes_2x4", stored = "F4", shape = {2, 4}, hex = "10325476"},
+  {file = "shapes", name = "", stored = "F32", shape = {0}, hex = ""},
+  {file = "shapes", name = "scalar", stored = "I64", shape = {}, hex = "0700000000000000"},
+  {file = "shapes", name = "empty.2x0x3", stored = "F16", shape = {2, 0, 3}, hex = ""},
+  {file = "shapes", name = "model.layers.0.self_attn.k", stored = "F32", shape = {1, 2, 3, 2, 1, 2, 1, 1}, hex = "000000000000803f0000004000004040000080400000a0400000c0400000e0400000004100001041000020410000304100004041000050410000604100007041000080410000884100009041000098410000a0410000a8410000b0410000b841"},
+  {file = "shapes", name = "quote \" backslash \\ line\n", stored = "U8", shape = {3}, hex = "010203"},
+  {file = "shapes", name = "Größe 😀", stored = "I32", shape = {2, 1}, hex = "0400000005000000"},
+  {file = "only", name = "only", stored = "F32", shape = {2, 2}, hex = "0000803e0000003f0000803f00000040"},
+}

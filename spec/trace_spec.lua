@@ -1,0 +1,451 @@
+-- nibble.trace: what is recorded, its summary and its form for Perfetto, and that it can be executed again with the same happening.
+local json = require "nibble.json"
+local nibble = require "nibble"
+local pages = require "nibble.pages"
+local process = require "spec.support.runtime_process"
+local replay = require("nibble.trace_replay").replay
+local trace = require "nibble.trace"
+
+local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
+local quantization, mla = nibble.quantization, nibble.mla
+
+local path
+
+local function record(fn, header)
+  collectgarbage() -- what other specs left behind is not freed in it
+  collectgarbage("stop")
+  local recorder = assert(trace.record(path, header))
+  local ok, message = pcall(fn)
+  assert(recorder:close())
+  collectgarbage("restart")
+  assert(ok, message)
+  return assert(trace.read(path))
+end
+
+local function lines_of(text)
+  local list = {}
+  for line in text:gmatch("[^\n]+") do list[#list + 1] = line end
+  return list
+end
+
+local function write(text)
+  local file = assert(io.open(path, "w"))
+  file:write(text)
+  file:close()
+end
+
+local function kinds(run, kind)
+  local list = {}
+  for i, o in ipairs(run.list) do
+    if o.kind == kind then
+      list[#list + 1] = o
+      o.line = i + 1
+    end
+  end
+  return list
+end
+
+local function temporary() path = os.tmpname() end
+local function remove() os.remove(path) end
+
+-- Each operation, each way of making a tensor, streams, events, captures and updates.
+local function everything()
+  local pool = pages.caches { num_pages = 6, page_size = 4, num_kv_heads = 2, head_dim = 64, kv_layout = "HND", page_padding = 64 }
+  local k = nibble.randn(9, 2, 64, { dtype = "bfloat16", seed = 3 })
+  local slots = nibble.tensor { 3, -1, 9, 20, 21, 22, 23, 0, 1 }
+  local tables = nibble.tensor({ { 0, 5 }, { 2, 1 } }, { dtype = "int32" })
+  local lengths = nibble.tensor({ 5, 8 }, { dtype = "int32" })
+  local g = nibble.tensor(0.5)
+  append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, 0.25, g, "HND")
+  local v_sf = quantization.swizzle_v_scales(pool.kv_cache_sf[2], "HND")
+  quantization.nvfp4_kv_materialize_fp8(pool.paged_kv_cache[1], pool.paged_kv_cache[2], pool.kv_cache_sf[1], v_sf, tables, lengths, 8)
+  quantization.nvfp4_kv_materialize_fp8(pool.paged_kv_cache[1], pool.paged_kv_cache[2], pool.kv_cache_sf[1], v_sf,
+    nibble.tensor({ { { 0 }, { 1 } } }, { dtype = "int32" }), nibble.tensor({ 3 }, { dtype = "int32" }), 4, {
+      uses_shared_paged_kv_idx = false, kv_page_indptr = nibble.tensor({ 0, 3 }, { dtype = "int32" }), num_pages = 3,
+      out = nibble.empty(4, 2, 2, 4, 64, { dtype = "float8_e4m3fn" }),
+    })
+  local caches = nibble.randn(3, 4, 4, 64, { dtype = "float16", seed = 4 })
+  quantization.nvfp4_quantize_paged_kv_cache(caches, caches)
+  quantization.nvfp4_quantize_paged_kv_cache(caches, caches, { k_global_sf = 3.5, v_global_sf = g })
+  quantization.nvfp4_quantize_paged_kv_cache(caches, caches, { kv_layout = "NHD", v_global_sf = 2 })
+
+  local records = nibble.zeros(3, 4, 384, { dtype = "uint8" })
+  local q, kv = nibble.randn(3, 2, 512, { dtype = "bfloat16" }), nibble.randn(3, 512, { dtype = "bfloat16" })
+  local positions, turn = nibble.tensor { 3, 4, 5 }, nibble.rope_table(8)
+  local record_slots = nibble.arange(4, 10, 2)
+  for _, opts in ipairs { { q_head_padded = 8 }, { q_inplace = true }, { q_head_padded = 8, apply_q_rope = false }, {},
+    { q_inplace = true, apply_q_rope = false } } do
+    mla.cake_dsv4_nvfp4_rope_quantize_insert(q, kv, records, record_slots, positions, turn, opts)
+  end
+  mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, records, record_slots, positions, turn, { compress_ratio = 2 })
+  mla.dequantize_cache(records, nibble.tensor({ 4, 6 }, { dtype = "int32" }))
+
+  local numbers = nibble.arange(10)
+  numbers:narrow(1, 2, 5):copy(numbers:narrow(1, 1, 5)) -- by way of a copy of its own
+  numbers:copy(nibble.randint(-5, 5, 10, { seed = 8 }))
+  numbers[3] = nibble.randperm(6, { seed = 9, dtype = "int32" })[2]
+  nibble.arange(0, 1, 0.125):fill(0 / 0)
+  nibble.full({ 2, 3 }, math.huge):view(6):copy(nibble.tensor(7))
+
+  local out = nibble.zeros(2, 8, 2, 64, { dtype = "bfloat16" })
+  local main, side = nibble.stream(), nibble.stream()
+  local function body(twice)
+    append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, g, g, "HND")
+    side:wait(main:record())
+    side:scope(function()
+      quantization.swizzle_v_scales(pool.kv_cache_sf[2], "HND", { out = v_sf })
+      if twice then quantization.swizzle_v_scales(v_sf, "HND", { inverse = true }) end
+    end)
+    quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, tables, lengths, g, g, out, out:clone(), "HND")
+    main:wait(side:record())
+  end
+  main:wait(nibble.current_stream():record())
+  local graph = main:capture(function() body(false) end)
+  graph:replay()
+  slots:copy(nibble.tensor { 4, 5, 6, 7, -1, -1, -1, 2, 3 })
+  graph:replay()
+  graph:update(function() body(true) end)
+  graph:replay()
+  pcall(main.capture, main, function()
+    body(false)
+    error("in the middle")
+  end)
+  graph:replay()
+  nibble.synchronize()
+end
+
+describe("a trace", function()
+  setup(temporary)
+  teardown(remove)
+
+  it("has a header and each observation on a line, with slots and pages of work and replays #quick", function()
+    local pool = pages.caches { num_pages = 4, page_size = 2, num_kv_heads = 1, head_dim = 16 }
+    local k = nibble.zeros(2, 1, 16, { dtype = "bfloat16" })
+    local slots = nibble.tensor { 5, 2 }
+    local g = nibble.tensor(1.0)
+    local run = record(function()
+      append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, 1.0, g)
+      local graph = nibble.stream():capture(function() append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, g, g) end)
+      slots:copy(nibble.tensor { 7, -1 })
+      nibble.synchronize()
+      graph:replay()
+      graph:replay()
+      nibble.synchronize()
+    end, { title = "two appends" })
+    assert.same({ nibble.version, 1, nibble.device(), "two appends" },
+      { run.header.nibble, run.header.trace, run.header.device, run.header.title })
+    local works, replays = kinds(run, "work"), kinds(run, "replay")
+    assert.same({ "slot_mapping", { 5, 2 } }, { works[1].indices[1].parameter, { table.unpack(works[1].indices[1].values) } })
+    assert.same({ "0x1p+0", true }, { ("%a"):format(works[1].attributes.k_scale), works[1].attributes.v_scale == nil })
+    assert.is_nil(works[2].indices) -- captured
+    assert.equal(1, works[2].node)
+    assert.equal(2, #replays)
+    for _, o in ipairs(replays) do assert.same({ 7, -1 }, { table.unpack(o.indices[1].values) }) end
+    local before = 0
+    for _, o in ipairs(run.list) do
+      assert.is_true(o.time >= before)
+      before = o.time
+    end
+    local written = kinds(run, "host_write")
+    if #written > 0 then -- a GPU's are copies
+      assert.equal(("07" .. ("00"):rep(7) .. ("ff"):rep(8)), written[1].contents)
+    end
+    local touched = trace.pages_of(works[1], works[1].indices)
+    assert.equal(4, #touched)
+    assert.same({ [2] = true, [1] = true }, touched[1].pages)
+    assert.is_true(touched[1].write)
+    assert.same({ [3] = true }, trace.pages_of(works[2], replays[1].indices)[1].pages)
+  end)
+
+  it("knows the pages that tables and lengths reach #quick", function()
+    local function access(parameter, shape, layout)
+      return { storage = #parameter, offset = 0, parameter = parameter, shape = shape, kv_layout = layout }
+    end
+    local function index(parameter, values) return { parameter = parameter, storage = #parameter, offset = 0, values = values } end
+    local work = { accesses = { access("paged_kv_cache (K)", { 9, 2, 4, 8 }, "HND"), access("block_tables", { 3, 3 }),
+      access("seq_lens", { 3 }) } }
+    local touched = trace.pages_of(work, { index("block_tables", { 1, 2, 3, 4, 5, 6, 7, -1, 99 }), index("seq_lens", { 5, 0, 12 }) })
+    assert.same({ [1] = true, [2] = true, [7] = true }, touched[1].pages)
+    work = { accesses = { access("k_cache", { 9, 2, 4, 8 }, "HND"), access("v_cache2", { 9, 2, 4, 8 }, "HND"),
+      access("block_tables", { 1, 2, 2 }), access("seq_lens", { 1 }) } }
+    touched = trace.pages_of(work, { index("block_tables", { 1, 2, 3, 4 }), index("seq_lens", { 8 }) })
+    assert.same({ [1] = true, [2] = true }, touched[1].pages)
+    assert.same({ [3] = true, [4] = true }, touched[2].pages)
+  end)
+
+  it("leaves out what is done while it is paused #quick", function()
+    collectgarbage()
+    local recorder = assert(trace.record(path))
+    recorder:pause(true)
+    nibble.zeros(5)
+    recorder:pause(false)
+    nibble.zeros(7)
+    assert.is_true(recorder:close() >= 2)
+    nibble.zeros(9)
+    for _, work in ipairs(kinds(trace.read(path), "work")) do assert.same({ 7 }, { table.unpack(work.accesses[1].shape) }) end
+  end)
+
+  it("says why it cannot be written #quick", function()
+    local recorder, message = trace.record("/nonexistent/folder/x.jsonl")
+    assert.is_nil(recorder)
+    assert.matches("/nonexistent/folder/x.jsonl", message)
+    recorder = assert(trace.record("/dev/full"))
+    nibble.zeros(3)
+    local count, why = recorder:close()
+    assert.is_nil(count)
+    assert.is_string(why)
+  end)
+
+  it("is summarised #quick", function()
+    local text = trace.summary(record(everything, { title = "all of it" }))
+    for _, pattern in ipairs {
+      "trace of all of it, nibble " .. nibble.version:gsub("%p", "%%%0") .. " on " .. nibble.device() .. ": %d+ observations in %d",
+      "page.nvfp4_quantize_append[%w_]* +1 +3 +4 ",
+      "quantization.nvfp4_kv_materialize_fp8 +2 +0 +0 ",
+      "quantization.swizzle_v_scales +1 +4 +6 ", "graph %d+ +%d +2 +4 ", "storage %d+ +%d+ +%d+", "MB at most",
+      "between pieces of work",
+      "events: %d+ recorded, %d+ waited for",
+    } do
+      assert.matches(pattern, text)
+    end
+  end)
+
+  it("becomes events of Chrome's format, arrows with both ends #quick", function()
+    local run = record(everything)
+    local out = os.tmpname()
+    assert.is_true(trace.chrome(run, out))
+    local object = json.decode(process.read(out))
+    os.remove(out)
+    local threads, starts, ends, slices, names = {}, {}, 0, {}, {}
+    for _, event in ipairs(object.traceEvents) do
+      assert.equal(1, event.pid)
+      if event.ph == "M" and event.name == "thread_name" then threads[event.tid] = event.args.name end
+      if event.ph ~= "M" then assert.is_true(type(event.ts) == "number" and event.ts >= 0 and threads[event.tid] ~= nil) end
+      if event.ph == "s" then starts[event.id] = event.ts end
+      if event.ph == "f" then
+        ends = ends + 1
+        assert.is_true(starts[event.id] <= event.ts)
+      end
+      if event.ph == "X" then
+        assert.is_true(event.dur > 0)
+        slices[event.cat] = (slices[event.cat] or 0) + 1
+        names[event.name] = event
+      end
+    end
+    assert.equal(#kinds(run, "work"), slices.work)
+    assert.equal(4, slices.replay)
+    assert.is_true(ends > 4)
+    assert.is_truthy(names.append and names.materialize)
+    local found = {}
+    for _, name in pairs(threads) do found[name:match("%a+")] = true end
+    assert.same({ host = true, stream = true, capture = true }, found)
+    local ok, message = trace.chrome(run, "/nonexistent/folder/x.json")
+    assert.is_nil(ok)
+    assert.matches("/nonexistent/folder/x.json", message)
+  end)
+end)
+
+describe("a trace that is executed again", function()
+  setup(temporary)
+  teardown(remove)
+
+  it("does the same, every operation of it #quick", function()
+    local run = record(everything)
+    local result = assert(replay(run))
+    assert.same({ true, {}, {} }, { result.ok, result.differences, result.faults })
+    local done = 0
+    for _, o in ipairs(kinds(run, "work")) do
+      if o.kernel then done = done + 1 end
+    end
+    assert.equal(done, result.works)
+    assert.equal(4, result.replays)
+    assert.is_true(result.compared > 100)
+  end)
+
+  it("stores the same bytes where the input is in the trace #quick", function()
+    local function work()
+      local pool = pages.caches { num_pages = 2, page_size = 4, num_kv_heads = 2, head_dim = 32 }
+      local k = nibble.randn(3, 2, 32, { dtype = "bfloat16", seed = 5 })
+      append(k, k, nibble.tensor { 1, 6, 3 }, pool.paged_kv_cache, pool.kv_cache_sf, 0.5, nibble.tensor(0.25))
+      return pool
+    end
+    local pool
+    local run = record(function() pool = work() end)
+    local got = {}
+    nibble.observe(function(o)
+      if o.kernel ~= "append" then return end
+      for _, access in ipairs(o.accesses) do
+        if access.write then got[access.parameter] = nibble.peek(access) end
+      end
+    end, "spec")
+    assert.is_true(replay(run).ok)
+    nibble.observe(nil, "spec")
+    assert.equal(pool.paged_kv_cache[1]:bytes(), got["paged_kv_cache (K)"])
+    assert.equal(pool.kv_cache_sf[2]:bytes(), got["kv_cache_sf (V)"])
+  end)
+
+  it("reports content faults apart #quick", function()
+    local run = record(function()
+      mla.dequantize_cache(nibble.zeros(2, 4, 384, { dtype = "uint8" }), nibble.tensor { 8 })
+      nibble.zeros(2):copy(nibble.tensor { 1, 2 })
+      pcall(nibble.synchronize)
+    end)
+    local result = replay(run)
+    assert.is_true(result.ok)
+    assert.equal(1, #result.faults)
+    assert.matches("mla.dequantize_cache", result.faults[1])
+  end)
+
+  -- A trace with one thing changed, and what is to be said about it.
+  local function changed(pattern, with, times)
+    record(everything)
+    local text, count = process.read(path):gsub(pattern, with, times or 1)
+    assert.is_true(count > 0, pattern)
+    write(text)
+    return assert(trace.read(path))
+  end
+
+  it("says which index tensor holds something else #quick", function()
+    -- The slots that the host wrote; the recorded values of the append and of replays are the old ones.
+    local contents = ("03" .. ("00"):rep(7)) .. ("ff"):rep(8)
+    local run = changed('"contents":"' .. contents, '"contents":"02' .. contents:sub(3))
+    local result = replay(run)
+    assert.is_false(result.ok)
+    assert.matches("^line %d+: slot_mapping: element 1 was 3, is 2$", result.differences[1])
+  end)
+
+  it("says which tensor, number or dependency is another #quick", function()
+    for _, case in ipairs {
+      { '("max_kv_len":)8', "%14", "line %d+: materialize: kv_cache_fp8: shape was {5, .*}, is {3, .*}" },
+      { '("parameter":"append_key","shape":)%[9,2,64%]', "%1[9,1,64]", "line %d+: .*append_key" },
+      { '("deps":)%[2%]', "%1[1]", "line %d+: %w+: dependencies were {1}, are {2}" },
+      { '("dtype":")bfloat16(","offset":0,"parameter":"append_key")', "%1float16%2", "line %d+: .*append_value" },
+      { '("node":)3', "%19", "line %d+: %w+: node was 9, is 3" },
+      { '("kernel":")fill', "%1arange", "line %d+: " },
+    } do
+      local result = replay(changed(case[1], case[2]))
+      assert.is_false(result.ok, case[1])
+      local found = false
+      for _, difference in ipairs(result.differences) do found = found or difference:find("^" .. case[3]) ~= nil end
+      assert.is_true(found, case[3] .. "\n" .. table.concat(result.differences, "\n"))
+    end
+  end)
+
+  it("refuses what it cannot execute, before it does anything #quick", function()
+    for _, case in ipairs {
+      { { kind = "work", kernel = "mine", user_kernel = true, stream = 1, accesses = {} }, "line 2: the user's kernel mine cannot be" },
+      { { kind = "work", kernel = "unknown", stream = 1, accesses = {} }, "line 2: kernel unknown cannot be executed again" },
+      { { kind = "work", stream = 1, accesses = {}, operation = "stream:call" }, "line 2: a function of the host's" },
+    } do
+      local result, message = replay { header = {}, list = { case[1] } }
+      assert.is_nil(result)
+      assert.is_truthy(message:find(case[2], 1, true), message)
+    end
+  end)
+
+  it("goes on behind a graph that was captured before the recording #quick", function()
+    local t = nibble.zeros(3)
+    local graph = nibble.stream():capture(function() t:fill(1) end)
+    local result = replay(record(function()
+      graph:replay()
+      nibble.zeros(2)
+    end))
+    assert.is_false(result.ok)
+    assert.matches("^line %d+: replay: graph %d+ was captured before the recording began$", result.differences[1])
+    assert.equal(1, result.works)
+  end)
+end)
+
+describe("a damaged trace", function()
+  setup(temporary)
+  teardown(remove)
+
+  it("is refused with the line #quick", function()
+    local header = '{"nibble":"0.1.0","trace":1}\n'
+    for text, message in pairs {
+      [""] = "expected a trace, got an empty file", ["{}\n"] = ":1: expected a header with trace version 1",
+      ['{"trace":2}\n'] = ":1: expected a header", ["hello\n"] = ":1: no JSON", [header .. "{\n"] = ":2: no JSON",
+      [header .. "3\n"] = ":2: expected an observation of a known kind",
+      [header .. '{"kind":"dance"}\n'] = ":2: expected an observation",
+      [header .. '{"kind":"work"}\n'] = ":2: expected time and operation",
+      [header .. '{"kind":"work","time":1,"operation":"x"}\n'] = ":2: expected stream and accesses",
+      [header .. '{"kind":"work","time":1,"operation":"x","stream":"1","accesses":[]}\n'] = ":2: expected an integer for stream",
+      [header .. '{"kind":"work","time":1,"operation":"x","stream":1,"accesses":[{}]}\n'] = ":2: expected an access with storage",
+      [header .. '{"kind":"replay","time":1,"operation":"x","stream":1,"indices":[1]}\n'] = ":2: expected indices with values",
+    } do
+      write(text)
+      local run, why = trace.read(path)
+      assert.is_nil(run)
+      assert.is_truthy(why:find(message, 1, true), why)
+    end
+    local run, why = trace.read("/nonexistent/folder/x")
+    assert.is_nil(run)
+    assert.matches("/nonexistent/folder/x", why)
+  end)
+
+  it("never does more than differ, whatever is changed in it", function()
+    record(everything)
+    local lines, random = lines_of(process.read(path)), pages.generator(17)
+    local refused, different, same = 0, 0, 0
+    for _ = 1, 120 do
+      local copy = table.move(lines, 1, #lines, 1, {})
+      for _ = 0, random(2) do
+        local at = random(#copy - 1) + 2
+        local kind = random(4)
+        if kind == 0 then table.remove(copy, at)
+        elseif kind == 1 then table.insert(copy, at, copy[random(#copy - 1) + 2])
+        elseif kind == 2 then copy[at] = copy[at]:gsub("%d+", function(n) return random(8) == 0 and tostring(random(40)) or n end)
+        else copy[at] = copy[at]:sub(1, random(#copy[at])) .. copy[at]:sub(random(#copy[at]) + 1) end
+      end
+      write(table.concat(copy, "\n") .. "\n")
+      local run = trace.read(path)
+      if not run then
+        refused = refused + 1
+      else
+        assert.is_string(trace.summary(run))
+        local result = replay(run)
+        if result and result.ok then same = same + 1 else different = different + 1 end
+      end
+    end
+    assert.is_true(refused > 5 and different > 5, ("%d refused, %d different, %d the same"):format(refused, different, same))
+  end)
+end)
+
+describe("nibble trace", function()
+  setup(temporary)
+  teardown(remove)
+
+  local function run(arguments)
+    return process.run(process.quote(process.command()) .. " " .. arguments)
+  end
+
+  it("summarises, converts and executes what a scenario recorded", function()
+    local recorded = run("scenario prefix_sharing --steps 4 --trace " .. path)
+    assert.same({ 0, "" }, { recorded.status, recorded.stderr })
+    local summary = run("trace " .. path)
+    assert.same({ 0, "" }, { summary.status, summary.stderr })
+    assert.matches("^trace of prefix_sharing, nibble ", summary.stdout)
+    local again = run("trace " .. path .. " --replay")
+    assert.same({ 0, "" }, { again.status, again.stderr })
+    assert.matches("\nok: %d+ pieces of work and %d+ replays executed again, %d+ elements of index tensors compared\n$",
+      "\n" .. again.stdout)
+    local out = os.tmpname()
+    local converted = run("trace " .. path .. " --chrome " .. out)
+    assert.same({ 0, "", "" }, { converted.status, converted.stderr, converted.stdout })
+    assert.is_true(#json.decode(process.read(out)).traceEvents > 50)
+    os.remove(out)
+  end)
+
+  it("ends with 1 when something differs, and 2 on bad usage", function()
+    write('{"trace":1}\n{"kind":"replay","time":0,"operation":"graph:replay","stream":1,"graph":7}\n')
+    local result = run("trace " .. path .. " --replay")
+    assert.equal(1, result.status)
+    assert.matches("DIFFERENT: 0 pieces", result.stdout)
+    assert.equal(1, run("trace /nonexistent/folder/x").status)
+    for _, arguments in ipairs { "", "--replay", path .. " --nonsense", path .. " --device cpu" } do
+      assert.equal(2, run("trace " .. arguments).status, arguments)
+    end
+    assert.equal(0, run("trace --help").status)
+    assert.equal(2, run("scenario decode --trace /nonexistent/folder/x").status)
+  end)
+end)
