@@ -10,7 +10,7 @@ local every_function = root .. "/spec/support/host/every_function.lua"
 local scratch
 
 setup(function() scratch = os.tmpname() end)
-teardown(function() os.remove(scratch) end)
+teardown(function() os.remove(scratch) os.remove(scratch .. ".safetensors") end)
 
 local counts = "^%d+ calls, %d+ with a failure, %d+ errors\n$"
 

@@ -246,6 +246,24 @@ ENTRY(npy_save) { return nib_npy_save(w->columns, w->path); }
 ENTRY(npy_load) { return nib_npy_load(w->stream, w->path, NIB_DTYPE_COUNT, &w->made.tensors[0]); }
 ENTRY(npy_parse) { return nib_npy_parse(w->stream, w->file, w->file_bytes, NIB_DTYPE_COUNT, &w->made.tensors[0]); }
 
+ENTRY(safetensors) {
+  char path[300];
+  const char *name = "x";
+  nib_safetensors *file = NULL;
+  int32_t index = -1;
+  snprintf(path, sizeof path, "%s.safetensors", w->path);
+  nib_status status = nib_safetensors_save(w->runtime, path, 1, &name, &w->floats);
+  if (status == NIB_OK) status = nib_safetensors_open(w->runtime, path, &file);
+  if (status == NIB_OK) status = nib_safetensors_find(file, name, &index);
+  if (status == NIB_OK) {
+    CHECK(index == 0 && nib_safetensors_count(file) == 1 && nib_safetensors_at(file, 0)->dtype == NIB_FLOAT32);
+    status = nib_safetensors_read(w->stream, file, 0, NIB_DTYPE_COUNT, &w->made.tensors[0]);
+  }
+  nib_safetensors_close(file);
+  remove(path);
+  return status;
+}
+
 /* ---- Streams, events, graphs --------------------------------------------------------------------------------------- */
 
 ENTRY(stream_create) { return nib_stream_create(w->device, -1, &w->made.stream); }
@@ -476,6 +494,8 @@ static const struct entry entries[] = {
   { npy_save, "nib_npy_save", 0 },
   { npy_load, "nib_npy_load", 0 },
   { npy_parse, "nib_npy_parse", 0 },
+  { safetensors, "nib_safetensors_save nib_safetensors_open nib_safetensors_find nib_safetensors_count nib_safetensors_at "
+                 "nib_safetensors_read nib_safetensors_close", 0 },
   { stream_create, "nib_stream_create", 0 },
   { stream_synchronize, "nib_stream_synchronize", 0 },
   { stream_call, "nib_stream_call", 0 },

@@ -63,6 +63,7 @@ module = taken and module or nil
 local kernel = module and module:kernel("nib_cuda_fill_8")
 local slot = records[1]:narrow(1, 1, 1) -- something to index
 t:save(path)
+nibble.save(path .. ".safetensors", { x = t })
 
 local function refused(pattern, fn, ...)
   local ok, message = pcall(fn, ...)
@@ -102,6 +103,12 @@ local calls = {
   peek = function()
     assert(#nibble.peek({ storage = t:storage(), offset = 0, dtype = "float32", shape = { 2 }, stride = { 1 } }) > 0)
   end,
+  save = function() assert(nibble.save(path .. ".safetensors", { x = t })) end,
+  list = function()
+    local entries, message = nibble.list(path .. ".safetensors")
+    assert(#assert(entries, message) == 1)
+  end,
+  explain = function() refused("expected", nibble.explain, t, { slot = -1, dim = 0 }) end,
   check = function() nibble.check(false) end,
   check_reports = function() assert(#nibble.check_reports() == 0) end,
   compile = function() -- the compiler takes long, and its own memory: refused before it starts, where there is one
