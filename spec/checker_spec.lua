@@ -89,7 +89,7 @@ end
 describe("checked mode", function()
   after_each(function() nibble.check(false) end)
 
-  describe("races", function()
+  describe("races #quick", function()
     it("of two writes", function()
       fault("race", "tensor:fill on stream %d+ writes tensor float32 {4} while tensor:fill on stream %d+ writes it", [[
 local x = nibble.zeros(4)
@@ -292,6 +292,7 @@ a:scope(function() x:fill(1) end)]]
     end)
   end)
 
+  -- Not quick: it looks at index tensors that nothing has written whole, which valgrind would report.
   describe("unwritten memory", function()
     it("read by the host, in part or whole", function()
       fault("unwritten", "tensor:read reads tensor float32 {3} from byte 4, which nothing has written", [[
@@ -378,7 +379,7 @@ nibble.mla.dequantize_cache(cache, nibble.tensor(allocator:slots(request))) --1]
     end)
   end)
 
-  describe("slots and pages", function()
+  describe("slots and pages #quick", function()
     it("a slot twice in one call, eager and replayed", function()
       fault("duplicate slot", "writes entry 1 of page 1 twice %(slot_mapping index 0 and 2%)", [[
 local pool = new_pool("NHD")
@@ -509,7 +510,7 @@ end)]])
     end)
   end)
 
-  describe("graphs", function()
+  describe("graphs #quick", function()
     it("that read a closed tensor", function()
       fault("closed", "graph:replay reads source %(tensor:copy%), the last tensor of which was closed", [[
 local x, y = nibble.zeros(4), nibble.zeros(4)
@@ -560,7 +561,7 @@ a:scope(graph.replay, graph)]]
     end)
   end)
 
-  it("leaves content faults and values as they are", function()
+  it("leaves content faults and values as they are #quick", function()
     local reports = run [[
 local pool = new_pool("HND")
 local ok, message = pcall(function()
@@ -574,7 +575,7 @@ assert(not ok and message:find("block_tables: expected a page index of the cache
     assert.equal("", texts(reports))
   end)
 
-  it("checks its argument, starts anew and ends", function()
+  it("checks its argument, starts anew and ends #quick", function()
     assert.error(function() nibble.check() end, "check: mode: expected true, false or a function, got nothing")
     assert.error(function() nibble.check(1) end, "check: mode: expected true, false or a function, got 1")
     run [[nibble.empty(1):item()]]
@@ -586,7 +587,7 @@ assert(not ok and message:find("block_tables: expected a page index of the cache
     assert.equal(0, #nibble.check_reports())
   end)
 
-  it("raises the errors of its function", function()
+  it("raises the errors of its function #quick", function()
     nibble.check(function(report) error(report.kind, 0) end)
     assert.error(function() nibble.empty(1):item() end, "unwritten")
     nibble.check(false)

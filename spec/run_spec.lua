@@ -235,6 +235,6 @@ describe("a run #quick", function()
     local sum = 0
     for _, count in ipairs(errors.histogram.counts) do sum = sum + count end
     assert.are.equal(#errors.ratios, sum)
-    assert.are.same({ 2, 4 }, { #errors.list[1].heads, #errors.list[1].blocks[1] })
+    assert.are.same({ 2, 4 }, { #errors.list[1].heads, #errors.list[1].map.values[1][1] })
   end)
 end)
