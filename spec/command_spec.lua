@@ -198,8 +198,16 @@ describe("nibble #quick", function()
     it("ends a wait inside a coroutine", function()
       local result = nibble(script([[
         local t, s = nibble.zeros(1 << 24), nibble.stream()
-        s:scope(function() local u = t:to("bfloat16") for i = 1, 300 do t:copy(u) end end)
-        local done = s:record()]] .. "\n" .. kill .. [[
+        local u = t:to("bfloat16")
+        nibble.synchronize()
+        local graph = s:capture(function() for i = 1, 50 do t:copy(u) end end)
+        local start, done = s:record()
+        s:scope(function()
+          graph:replay()
+          local one = start:elapsed(s:record())
+          for i = 1, 2000 / one + 1 do graph:replay() end -- two seconds of work, however fast the device is
+          done = s:record()
+        end)]] .. "\n" .. kill .. [[
         print(pcall(coroutine.wrap(function() s:synchronize() end)))
         os.exit(done:query() and 1 or 0)]]))
       assert.equal("", result.stderr)
