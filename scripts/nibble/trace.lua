@@ -15,7 +15,8 @@
 --   indices   of work that reads index tensors (slot_mapping, block_tables, seq_lens, positions, kv_page_indptr, slots), and of
 --             a replay of a graph that does: what they held, [{storage, offset, dtype, shape, stride, values}]. To know it the
 --             recorder waits for what writes them, as reading a value does; inside a capture it cannot.
---   contents  of a host_write: the bytes in hexadecimal, of int32 and int64 up to 1 MiB, of others up to 4096 bytes.
+--   contents  of a host_write: the bytes in hexadecimal, of int32 and int64 up to 1 MiB, of others up to 4096 bytes; of a copy, too,
+--             where its source was gone before the recorder could look.
 -- Real attributes are texts ("%.17g", "inf", "-inf", "nan"), as JSON does not have them all.
 
 local json = require "nibble.json"
@@ -106,6 +107,16 @@ function recorder:graph_indices(o)
   end
 end
 
+-- Whether a copy reads what the host wrote and the recorder could not see: a number's or a table's way into a tensor is a storage
+-- that is gone by the time that the recorder is told of it.
+function recorder:copies_unknown(o)
+  if o.kernel ~= "copy" then return false end
+  for _, access in ipairs(o.accesses) do
+    if not access.write and self.unknown[access.storage] then return true end
+  end
+  return false
+end
+
 local function real_text(x)
   if x ~= x then return "nan" end
   if math.abs(x) == math.huge then return x > 0 and "inf" or "-inf" end
@@ -118,7 +129,13 @@ function recorder:line(o)
   copy.time = math.max(0, o.time - self.start)
   copy.indices = self:graph_indices(o)
   if o.kind == "work" and not o.capture then copy.indices = trace.indices_of(o.accesses) end
-  if (o.kind == "host_write" or o.kind == "work" and not o.kernel) and o.accesses[1] then copy.contents = contents_of(o.accesses[1]) end
+  local target = o.accesses and o.accesses[1]
+  if target and (o.kind == "host_write" or o.kind == "work" and not o.capture and (not o.kernel or self:copies_unknown(o))) then
+    copy.contents = contents_of(target)
+    if o.kind == "host_write" then self.unknown[target.storage] = not copy.contents or nil end
+  elseif o.kind == "storage_freed" then
+    self.unknown[o.storage] = nil
+  end
   if o.accesses then
     json.list(o.accesses)
     for _, access in ipairs(o.accesses) do
@@ -146,7 +163,7 @@ end
 function trace.record(path, header, name)
   local file, message = io.open(path, "w")
   if not file then return nil, message end
-  local self = setmetatable({ file = file, path = path, name = name or "trace", captures = {}, graphs = {}, created = {},
+  local self = setmetatable({ file = file, path = path, name = name or "trace", captures = {}, graphs = {}, created = {}, unknown = {},
     count = 0, paused = false }, recorder)
   local first = { nibble = nibble.version, trace = 1, device = nibble.device() }
   for key, value in pairs(header or {}) do first[key] = value end
@@ -184,8 +201,14 @@ recorder.__close = recorder.close
 ---@field header table
 ---@field list table[]  observations
 
-local KINDS = "work event_record stream_wait synchronized host_read host_write capture_begin capture_end capture_abort replay "
-  .. "storage_created storage_freed tensor_released event_released graph_released stream_created stream_released"
+-- The kinds of observations, with the fields that each needs.
+local KINDS = {
+  work = { "stream", "accesses" }, event_record = { "stream", "event" }, stream_wait = { "stream", "event" }, synchronized = {},
+  host_read = {}, host_write = {}, capture_begin = { "stream", "capture" }, capture_end = { "capture", "graph" },
+  capture_abort = { "capture" }, replay = { "stream", "graph" }, storage_created = { "storage" }, storage_freed = { "storage" },
+  tensor_released = { "storage" }, event_released = { "event" }, graph_released = { "graph" }, stream_created = { "stream" },
+  stream_released = { "stream" },
+}
 
 local function valid_access(access)
   if type(access) ~= "table" or math.type(access.storage) ~= "integer" or math.type(access.offset) ~= "integer" then return false end
@@ -198,9 +221,7 @@ local function valid_access(access)
 end
 
 local function valid(o)
-  if type(o) ~= "table" or type(o.kind) ~= "string" or not (" " .. KINDS .. " "):find(" " .. o.kind .. " ", 1, true) then
-    return "an observation of a known kind"
-  end
+  if type(o) ~= "table" or o.kind == nil or not KINDS[o.kind] then return "an observation of a known kind" end
   if type(o.time) ~= "number" or type(o.operation) ~= "string" then return "time and operation" end
   for _, name in ipairs { "stream", "event", "graph", "capture", "storage", "bytes", "node" } do
     if o[name] ~= nil and math.type(o[name]) ~= "integer" then return "an integer for " .. name end
@@ -212,7 +233,9 @@ local function valid(o)
   for _, index in ipairs(o.indices or {}) do
     if not valid_access(index) or type(index.values) ~= "table" then return "indices with values" end
   end
-  if o.kind == "work" and not (o.stream and o.accesses) then return "stream and accesses" end
+  for _, name in ipairs(KINDS[o.kind]) do
+    if o[name] == nil then return table.concat(KINDS[o.kind], " and ") end
+  end
 end
 
 --- Reads a trace. `nil, message` for a file that cannot be read or is none.

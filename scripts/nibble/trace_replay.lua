@@ -407,6 +407,12 @@ function executor:run(from, to)
       if group ~= "part" then
         if not o.kernel then
           for _, access in ipairs(o.accesses) do self:write(access, o.contents) end
+        elseif o.contents then -- a copy of what the recorder could not see
+          self:wait() -- for what may still read the destination
+          for _, access in ipairs(o.accesses) do
+            if access.write then self:write(access, o.contents) end
+          end
+          self.works = self.works + 1
         else
           self:run_works(group or { { line = i + 1, work = o } })
         end
