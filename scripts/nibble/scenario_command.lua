@@ -203,6 +203,9 @@ local function run_one(scenario, def, arguments)
   else
     print(scenario.explain(def, attempt, outcome, command))
     if outcome.kind == "error" then print(outcome.traceback) end
+    for _, report in ipairs(outcome.reports or {}) do -- of checked mode, beside what failed: perhaps its cause
+      if report ~= outcome.message then print(report) end
+    end
   end
   if file then
     record.reports = outcome.reports
