@@ -7,16 +7,17 @@
 --   svg.save("errors.svg", svg.error_map(values, { title = "layer 0 K" }))           -- values[head][token][block]
 --   svg.save("tokens.svg", svg.curve(values, { title = "tokens" }))
 --
--- The pictures follow the reader's light or dark colours, need nothing else, and can be put into a page of HTML as they are.
+-- The pictures follow the reader's light or dark colours, need nothing else, and can be put into a page of HTML as they are; a
+-- file of its own brings its background.
 -- A cell's title (a tooltip) says its numbers in words.
 
 local svg = {}
 
 local STYLE = [[
 .nib{--ink:#1f2328;--soft:#59636e;--line:#d1d9e0;--empty:#f1f4f7;--held:#aab4bf;--request:72%;--low:95%;--step:-8%;
-font:11px system-ui,sans-serif;max-width:100%;height:auto}.nib .part{opacity:.35}
+font:11px system-ui,sans-serif;max-width:100%;height:auto}.nib .part{opacity:.35}.nib:root{background:#fff}
 @media screen and (prefers-color-scheme:dark){.nib{--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;--empty:#1b2129;--held:#59636e;
---request:38%;--low:17%;--step:7%}.nib .part{opacity:.5}}
+--request:38%;--low:17%;--step:7%}.nib .part{opacity:.5}.nib:root{background:#0d1117}}
 .nib text{fill:var(--ink)}.nib .soft{fill:var(--soft)}.nib .title{font-weight:600;font-size:13px}
 .nib .empty{fill:var(--empty)}.nib .held{fill:var(--held)}.nib .line{stroke:var(--line);fill:none}
 .nib .curve{stroke:hsl(211 80% 50%);fill:none;stroke-width:1.5}.nib .area{fill:hsl(211 80% 50%);opacity:.15}
