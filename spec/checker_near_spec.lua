@@ -10,10 +10,10 @@ local allocator = pages.allocator {num_pages = 8, page_size = 4}
 local pool = new_pool("HND", allocator)
 ]]
 
-describe("checked mode, near a fault: #quick", function()
+describe("checked mode, near a fault:", function()
   after_each(function() nibble.check(false) end)
 
-  describe("races", function()
+  describe("races #quick", function()
     it("of rows of a view", function()
       fault("race", "reads", [[
 local x = nibble.zeros(16)
@@ -201,6 +201,7 @@ x:clone() --1]])
     end)
   end)
 
+  -- Not quick: it looks at memory that nothing has written, which valgrind would report.
   describe("unwritten memory", function()
     it("through a view", function()
       fault("unwritten", "", [[
@@ -245,7 +246,7 @@ y:totable() --1]])
     end)
   end)
 
-  describe("slots", function()
+  describe("slots #quick", function()
     it("a slot twice, also in strided slots, and not what is skipped", function()
       fault("duplicate slot", "twice", POOL .. [[
 local request = allocator:allocate(8)
@@ -279,7 +280,7 @@ a:scope(function() graph:replay() end)]])
     end)
   end)
 
-  describe("pages", function()
+  describe("pages #quick", function()
     it("not a page in padding, or beyond the length", function()
       clean(POOL .. [[
 local request = allocator:allocate(6)
@@ -429,7 +430,7 @@ insert(bf16(1, 512), cache, nibble.tensor {3}, nibble.tensor {3}, rope) --1 --br
     end)
   end)
 
-  describe("closed tensors", function()
+  describe("closed tensors #quick", function()
     it("tensors of which a graph only writes, and views that were closed", function()
       fault("closed", "", [[
 local x, y, z, w = nibble.zeros(8), nibble.zeros(8), nibble.zeros(8), nibble.zeros(8)
@@ -462,7 +463,7 @@ a:scope(function() graph:replay() end)]]
     end)
   end)
 
-  describe("forked streams", function()
+  describe("forked streams #quick", function()
     it("joined through another stream", function()
       fault("unjoined", "", [[
 local x, y, c = nibble.zeros(4), nibble.zeros(4), nibble.stream()
