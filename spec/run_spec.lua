@@ -31,7 +31,9 @@ end
 describe("a scenario's cache #quick", function()
   it("names what is wrong with its options and uses", function()
     for message, changes in pairs {
-      ["run:cache: colour: expected a known option"] = { colour = "red" },
+      ["run:cache: colour: expected one of name num_pages "] = { colour = "red" },
+      ["run:cache: page_size: expected an integer >= 1, got false"] = { page_size = false },
+      ["run:cache: head_dim: expected an integer >= 1, got 16.0"] = { head_dim = 16.0 },
       ["run:cache: batch: expected an integer >= 1, got 0"] = { batch = 0 },
       ["run:cache: max_len: expected an integer >= 1, got x"] = { max_len = "x" },
       ["pages.caches: head_dim: expected a multiple of 16"] = { head_dim = 40, v_head_dim = 32 },
@@ -43,7 +45,35 @@ describe("a scenario's cache #quick", function()
       local cache = small(run)
       cache:admit(3)
       cache:load()
-    end, "cache:load: rows: expected at least the 3 tokens that wait, got 2")
+    end, "cache:load: rows: expected at least the 3 tokens that wait (flush appends them without a graph), got 2")
+    for message, step in pairs {
+      ["cache:load: max_len: expected at least the 17 tokens of request 1, got 16"] = function(cache)
+        cache:extend(cache.live[1], 16)
+      end,
+      ["cache:load: batch: expected at least the 3 requests, got 2"] = function(cache)
+        cache:admit(0)
+        cache:admit(0)
+      end,
+      ["cache:admit: what: expected a number of tokens or a text (a list of them), got -1"] = function(cache) cache:admit(-1) end,
+      ["cache:admit: what: expected a number of tokens or a text"] = function(cache) cache:admit() end,
+      ["cache:extend: what: expected tokens 0..63, rows of the source, got 64"] = function(cache)
+        cache:extend(cache.live[1], { 0, 64 })
+      end,
+      ["allocator:free: request: expected a live request, got one that was freed"] = function(cache)
+        local request = cache:admit(1)
+        cache:free(request)
+        cache:free(request)
+      end,
+      ["random: n: expected an integer >= 1, got 0"] = function(cache) cache.run.random(0) end,
+    } do
+      fails(function(run)
+        local cache = small(run)
+        cache:admit(1)
+        step(cache)
+        cache:flush()
+        cache:load()
+      end, message)
+    end
     fails(function(run)
       local cache = small(run)
       cache:extend(cache:fork((cache:admit(3))), 1)

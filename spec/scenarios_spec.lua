@@ -205,10 +205,77 @@ describe("nibble scenario", function()
   it("--plant is found, and named", function()
     for _, words in ipairs { "decode --steps 10", "decode --layout NHD --random --head-dim 80 --tokens 60 --steps 9 --page-size 5" } do
       local result = run(words .. " --plant")
+      assert.are.same({ 0, "" }, { result.status, result.stderr })
+      local step, place = result.stdout:match("\nplanted   after step (%d+): ([^\n]+)\n")
+      local found = ("\nok: the check found the planted bit at step %s: %s: got 0x"):format(step, place)
+      assert.is_truthy(result.stdout:find(found, 1, true), result.stdout)
+      assert.is_nil(result.stdout:find("FAILED", 1, true))
+    end
+  end)
+
+  it("--plant fails when the bit is not found, or something else is wrong", function()
+    write("blind.lua", [[
+      local nibble = require "nibble"
+      return {
+        title = "blind", steps = 4, parameters = { wrong = { false } },
+        setup = function(run)
+          local x = nibble.zeros(4, { device = run.device })
+          run:watch("x", x)
+          run.compare = function() if run.p.wrong then error("something else", 0) end end
+        end,
+        step = function() end,
+      }]])
+    local result = run("./blind.lua --plant")
+    assert.are.same({ 1, "" }, { result.status, result.stderr })
+    assert.matches("\nFAILED: the check did not find the planted bit\n$", result.stdout)
+    result = run("./blind.lua --plant --wrong")
+    assert.are.same({ 1, "" }, { result.status, result.stderr })
+    assert.matches("\nFAILED at step 0: something else\n", result.stdout)
+  end)
+
+  it("says which line of the script an error came from, whoever raised it", function()
+    write("deep.lua", [[
+      return {
+        title = "deep", steps = 2, parameters = { where = { "setup", "step", "captured", "check" } },
+        setup = function(run)
+          run.state.cache = run:cache {
+            num_pages = 4, page_size = 4, num_kv_heads = 1, head_dim = run.p.where == "setup" and 24 or 16, batch = 1, max_len = 8 }
+        end,
+        step = function(run)
+          run.state.cache:admit(run.p.where == "step" and {
+            64 } or 0)
+          run.state.cache:flush()
+          for _, request in ipairs(run.state.cache.live) do run.state.cache:free(request) end
+        end,
+        captured = function(run)
+          if run.p.where == "captured" then
+            run.state.cache.seq_lens:narrow(1, 2, 1)
+          end
+        end,
+        check = function(run)
+          return run.p.where == "check" and
+            run.p.nothing.there
+        end,
+      }]])
+    for where, expected in pairs {
+      setup = "step 0: ./deep.lua:4: pages.caches: head_dim: expected a multiple of 16, got 24",
+      step = "step 1: ./deep.lua:8: cache:admit: what: expected tokens 0..63, rows of the source, got 64",
+      captured = "step 1: ./deep.lua:15: tensor:narrow: ", check = "step 1: ./deep.lua:20: attempt to index a nil value",
+    } do
+      local result = run("./deep.lua --where " .. where)
       assert.are.same({ 1, "" }, { result.status, result.stderr })
-      local step, place = result.stdout:match("\nplanted after step (%d+): ([^\n]+)\n")
-      assert.is_truthy(result.stdout:find(("\nFAILED at step %s: %s: got 0x"):format(step, place), 1, true), result.stdout)
-      assert.is_nil(result.stdout:find("\nok", 1, true))
+      assert.is_truthy(result.stdout:find("\nFAILED at " .. expected, 1, true), result.stdout)
+      local trace = result.stdout:match("\nstack traceback:\n(.*)")
+      assert.matches("%./deep%.lua:%d+: in function <", trace)
+      assert.is_nil(trace:find("xpcall", 1, true) or trace:find("scenario_command", 1, true), trace)
+    end
+  end)
+
+  it("--report and --trace tell about a folder that is not there before they work", function()
+    for _, option in ipairs { "--report", "--trace" } do
+      local result = run("decode " .. option .. " /nowhere/x")
+      assert.are.same({ 2, "" }, { result.status, result.stdout })
+      assert.matches("^nibble scenario: " .. option:gsub("%-", "%%-") .. ": /nowhere/x: [^\n]+\n$", result.stderr)
     end
   end)
 
@@ -242,7 +309,15 @@ describe("nibble scenario", function()
     write("no_lua.lua", "return return")
     write("no_field.lua", "return { title = 'x', steps = 1, setup = print, stpe = print }")
     write("no_step.lua", "return { title = 'x', steps = 1, setup = print }")
-    write("no_default.lua", "return { title = 'x', steps = 1, setup = print, step = print, parameters = { a = {} } }")
+    local function parameters(text)
+      return "return { title = 'x', steps = 1, setup = print, step = print, parameters = { " .. text .. " } }"
+    end
+    write("no_default.lua", parameters "a = {}")
+    write("no_range.lua", parameters "a = { 3, minimum = 1 }")
+    write("no_type.lua", parameters "a = { 'x', 3 }")
+    write("out_of_range.lua", parameters "a = { 3, min = 4 }")
+    write("taken.lua", parameters "seed = { 3 }")
+    write("no_name.lua", parameters "['a-b'] = { 3 }")
     for words, message in pairs {
       ["nonsense"] = "nonsense is no scenario", ["./nowhere.lua"] = "the file cannot be read", ["list all"] = "got all",
       ["--steps 4"] = "a scenario's name before --steps", ["decode steps"] = "unknown option steps",
@@ -254,7 +329,9 @@ describe("nibble scenario", function()
       ["decode --device abacus"] = '--device: "abacus"',
       ["./no_table.lua"] = "expected a file that returns a table, got number", ["./no_lua.lua"] = "no_lua.lua:1:",
       ["./no_field.lua"] = "stpe: expected a known field, got function", ["./no_step.lua"] = "step: expected one, got none",
-      ["./no_default.lua"] = "a: expected a table with a default",
+      ["./no_default.lua"] = "a: expected a table with a default", ["./no_range.lua"] = "a: expected min, max, multiple",
+      ["./no_type.lua"] = "a: expected min, max, multiple, help, any and choices, got 2", ["./no_name.lua"] = "help, got a-b",
+      ["./out_of_range.lua"] = "a: expected a default that is an integer >= 4, got 3", ["./taken.lua"] = "help, got seed",
     } do
       local result = run(words)
       assert.are.equal(2, result.status, words)

@@ -234,7 +234,7 @@ describe("svg.curve #quick", function()
     local tags = parse(svg.curve({ 0, 12.5, -3 }, { title = "x & y", unit = "ms" }))
     local texts = {}
     for _, tag in ipairs(tags) do texts[tag.text] = tag.name == "text" or nil end
-    for _, text in ipairs { "12.5", "-3", "3 steps, ms", "x &amp; y" } do assert.is_true(texts[text], text) end
+    for _, text in ipairs { "12.5", "-3", "ms over 3 steps", "x &amp; y" } do assert.is_true(texts[text], text) end
     parse(svg.curve {})
     parse(svg.curve { false, false })
     parse(svg.curve { 0 })

@@ -216,21 +216,33 @@ describe("a trace", function()
     assert.is_true(trace.chrome(run, out))
     local object = json.decode(process.read(out))
     os.remove(out)
-    local threads, starts, ends, slices, names = {}, {}, 0, {}, {}
+    local threads, starts, ends, slices, names, on_track = {}, {}, 0, {}, {}, {}
+    local function nanoseconds(x) return math.floor(x * 1000 + 0.5) end
     for _, event in ipairs(object.traceEvents) do
       assert.equal(1, event.pid)
       if event.ph == "M" and event.name == "thread_name" then threads[event.tid] = event.args.name end
       if event.ph ~= "M" then assert.is_true(type(event.ts) == "number" and event.ts >= 0 and threads[event.tid] ~= nil) end
-      if event.ph == "s" then starts[event.id] = event.ts end
+      if event.ph == "s" then
+        assert.is_nil(starts[event.id])
+        starts[event.id] = event.ts
+      end
       if event.ph == "f" then
         ends = ends + 1
         assert.is_true(starts[event.id] <= event.ts)
+        starts[event.id] = math.huge -- one end to each
       end
       if event.ph == "X" then
-        assert.is_true(event.dur > 0)
+        assert.is_true(event.dur >= 0)
+        on_track[event.tid] = on_track[event.tid] or {}
+        table.insert(on_track[event.tid], { nanoseconds(event.ts), nanoseconds(event.ts) + nanoseconds(event.dur) })
         slices[event.cat] = (slices[event.cat] or 0) + 1
         names[event.name] = event
       end
+    end
+    for _, start in pairs(starts) do assert.equal(math.huge, start) end
+    for _, list in pairs(on_track) do
+      table.sort(list, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] < b[2] end)
+      for i = 2, #list do assert.is_true(list[i][1] >= list[i - 1][2], "slices overlap") end
     end
     assert.equal(#kinds(run, "work"), slices.work)
     assert.equal(4, slices.replay)

@@ -107,7 +107,7 @@ local function run(self, operation, o, items, facts)
   if passing then passing.from.passes_on = true end
   self.memory:check_order(operation, items)
   self.memory:check_written(operation, items, flagged, function(item, byte) return self.owners:owner(item, byte) end)
-  self.memory:write(items, passing)
+  self.memory:write(operation, items, passing)
   self.memory:remember(operation, items)
 end
 
@@ -115,7 +115,7 @@ local function host(self, o)
   local operation, items = { name = o.operation, where = o.where, point = self.clocks:now() }, accesses.expand(o, {})
   self.memory:check_order(operation, items)
   self.memory:check_written(operation, items)
-  self.memory:write(items)
+  self.memory:write(operation, items)
 end
 
 on.host_read, on.host_write = host, host

@@ -45,7 +45,7 @@ local function measure_side(cache, layer, i, source, all)
 end
 
 ---@class nibble.errors
----@field list table[]     {cache, layer, kv = "K" or "V", heads = nibble.head_errors[], map = {first_token, values}}: values[head]
+---@field list table[]     {layer, kv = "K" or "V", heads = nibble.head_errors[], map = {first_token, values}}: values[head]
 ---                        [token][block] are rms errors in percent of the block's inputs, of the first 512 tokens (empty: unused)
 ---@field histogram {low: number, high: number, counts: integer[]}  of all errors in half steps
 ---@field ratios number[]
@@ -62,7 +62,8 @@ function errors.measure(run)
       for i, name in ipairs { "K", "V" } do
         local source = reference.values({ dtype = cache.dtype, shape = {}, bytes = layer.bytes[i] })
         local side = measure_side(cache, layer, i, source, all.ratios)
-        side.cache, side.layer, side.kv = cache.name, layer.name or "layer " .. l - 1, name
+        side.layer, side.kv = layer.name or "layer " .. l - 1, name
+        if #run.caches > 1 then side.layer = #cache.layers > 1 and cache.name .. ": " .. side.layer or cache.name end
         all.list[#all.list + 1] = side
         all.underflow = all.underflow + side.underflow
         -- x * (1 / unit) is rounded twice before it is compared with a tie

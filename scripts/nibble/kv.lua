@@ -58,10 +58,10 @@ local FILL = 0xA5 -- every byte of a pool that nothing has written, so that a by
 local kv = {}
 kv.__index = kv
 
-local known = {}
-for name in ([[name num_pages page_size num_kv_heads head_dim v_head_dim dtype tokens source batch max_len rows kv_layout page_padding
-  sf_page_padding page_layout reserved materialize
-  pool device]]):gmatch("%S+") do known[name] = true end
+local OPTIONS = " name num_pages page_size num_kv_heads head_dim v_head_dim dtype tokens source batch max_len rows kv_layout " ..
+  "page_padding sf_page_padding page_layout reserved materialize pool device "
+
+local function fail(parameter, expected, got) error(("%s: expected %s, got %s"):format(parameter, expected, tostring(got)), 0) end
 
 ---------------------------------------------------------------------------------------------------------------- made
 
@@ -133,12 +133,13 @@ end
 ---@return nibble.kv
 function kv.new(run, opts)
   for name in pairs(opts) do
-    if not known[name] then error(("run:cache: %s: expected a known option, got an unknown one"):format(tostring(name)), 0) end
-  end
-  for _, name in ipairs { "batch", "max_len" } do
-    if math.type(opts[name]) ~= "integer" or opts[name] < 1 then
-      error(("run:cache: %s: expected an integer >= 1, got %s"):format(name, tostring(opts[name])), 0)
+    if not OPTIONS:find(" " .. tostring(name) .. " ", 1, true) then
+      fail("run:cache: " .. tostring(name), "one of" .. OPTIONS:sub(1, -2), "an unknown option")
     end
+  end
+  for name in ("num_pages page_size batch max_len" .. (opts.source and "" or " num_kv_heads head_dim")):gmatch("%S+") do
+    local value = opts[name]
+    if math.type(value) ~= "integer" or value < 1 then fail("run:cache: " .. name, "an integer >= 1", value) end
   end
   local source = opts.source or { random_layer(run, opts) }
   local k, v = source[1][1], source[1][2]
@@ -172,10 +173,17 @@ end
 ------------------------------------------------------------------------------------------------------------ requests
 
 -- The tokens that `what` stands for: a text, or a number of random ones.
-local function text_of(self, what)
-  if type(what) == "table" then return what end
-  local text = {}
-  for i = 1, what do text[i] = self.run.random(self.tokens) end
+local function text_of(self, where, what)
+  local text = type(what) == "table" and what or {}
+  if text ~= what then
+    if math.type(what) ~= "integer" or what < 0 then fail(where .. ": what", "a number of tokens or a text (a list of them)", what) end
+    for i = 1, what do text[i] = self.run.random(self.tokens) end
+  end
+  for _, token in ipairs(text) do
+    if math.type(token) ~= "integer" or token < 0 or token >= self.tokens then
+      fail(where .. ": what", ("tokens 0..%d, rows of the source"):format(self.tokens - 1), token)
+    end
+  end
   return text
 end
 
@@ -200,7 +208,7 @@ end
 ---@return nibble.request?
 ---@return string? message
 function kv:admit(what, opts)
-  local text = text_of(self, what)
+  local text = text_of(self, "cache:admit", what)
   local request, message = self.allocator:allocate(#text)
   if not request then return nil, message end
   born(self, request)
@@ -219,7 +227,7 @@ end
 ---@return boolean
 ---@return string? message
 function kv:extend(request, what)
-  local text = text_of(self, what)
+  local text = text_of(self, "cache:extend", what)
   local slots, copies = self.allocator:append(request, #text)
   if not slots then return false, copies end
   for _, copy in ipairs(copies) do self:copy_page(copy) end
@@ -233,7 +241,7 @@ function kv:copy_page(copy)
   local first, last = copy.source * self.page_size, copy.source * self.page_size + copy.entries - 1
   for _, write in ipairs(self.pending) do
     if write.slot >= first and write.slot <= last then
-      error("cache:copy_page: source: expected a page that was written, got one whose tokens wait for load or flush", 0)
+      fail("cache:copy_page: source", "a page that was written", "one whose tokens wait for load or flush")
     end
   end
   local moved = 0
@@ -271,8 +279,7 @@ end
 ---@param count integer
 function kv:drop(request, count)
   self.allocator:drop(request, count)
-  local gone = count * self.page_size
-  request.text = table.move(request.text, gone + 1, #request.text, 1, {})
+  request.text = table.move(request.text, count * self.page_size + 1, #request.text, 1, {})
 end
 
 --- Gives a request's pages back.
@@ -317,14 +324,19 @@ end
 function kv:load(requests)
   requests = requests or self.live
   if #self.pending > self.rows then
-    error(("cache:load: rows: expected at least the %d tokens that wait, got %d"):format(#self.pending, self.rows), 0)
+    fail("cache:load: rows", ("at least the %d tokens that wait (flush appends them without a graph)"):format(#self.pending), self.rows)
+  end
+  if #requests > self.batch then fail("cache:load: batch", ("at least the %d requests"):format(#requests), self.batch) end
+  for _, request in ipairs(requests) do
+    if #request.pages > self.max_pages then
+      fail("cache:load: max_len", ("at least the %d tokens of request %d"):format(request.length, request.id), self.max_len)
+    end
   end
   local batch = self.allocator:batch(requests, { batch_size = self.batch, max_pages = self.max_pages, new_tokens = 0 })
   local slots, tokens = take_pending(self)
   batch.slot_mapping = table.move(slots, 1, #slots, 1, {})
   for i = #slots + 1, self.rows do batch.slot_mapping[i] = -1 end
-  local host, moved = pages.tensors(batch, { device = "cpu" }), 0
-  local rows = {}
+  local host, moved, rows = pages.tensors(batch, { device = "cpu" }), 0, {}
   for l, layer in ipairs(self.layers) do
     rows[l] = { rows_tensor(self, layer, 1, tokens, self.rows, "cpu"), rows_tensor(self, layer, 2, tokens, self.rows, "cpu") }
     moved = moved + 2 * self.rows * self.heads * (self.dims[1] + self.dims[2]) * 2
@@ -336,14 +348,13 @@ function kv:load(requests)
       layer.value:copy(rows[l][2])
     end
   end, moved)
-  local loaded = { requests = {}, slots = slots, tokens = tokens, kv_page_indptr = batch.kv_page_indptr }
+  self.loaded = { requests = {}, slots = slots, tokens = tokens, kv_page_indptr = batch.kv_page_indptr }
   for b, request in ipairs(requests) do
-    loaded.requests[b] = {
+    self.loaded.requests[b] = {
       id = request.id, length = request.length, pages = table.move(request.pages, 1, #request.pages, 1, {}),
       text = table.move(request.text, 1, #request.text, 1, {}),
     }
   end
-  self.loaded = loaded
 end
 
 -------------------------------------------------------------------------------------------------------- what is queued

@@ -45,6 +45,7 @@ end
 function pages.generator(seed)
   local state = integer("pages.generator", "seed", seed, math.mininteger)
   return function(n)
+    n = integer("random", "n", n, 1)
     state = state + 0x9E3779B97F4A7C15
     local z = state
     z = (z ~ (z >> 30)) * 0xBF58476D1CE4E5B9

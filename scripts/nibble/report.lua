@@ -26,7 +26,7 @@ local report = {}
 ---@field series? {name: string, unit?: string, values: (number|false)[]}[]  a value for each step
 ---@field caches? table[]             {name, num_pages, page_size, snapshots: nibble.snapshot[], and numbers by name}
 ---@field graphs? table[]             {key, dot or graph, captures, updates, rebuilt, replays}
----@field errors? {cache?: string, layer: string, kv: string, heads: nibble.head_errors[], map?: nibble.report_map}[]
+---@field errors? {layer: string, kv: string, heads: nibble.head_errors[], map?: nibble.report_map}[]
 ---@field histogram? {low: number, high: number, counts: integer[]}  of all errors in half steps
 ---@field phases? {name: string, calls: integer, ms: number, bytes?: integer}[]
 ---@field ops? {name: string, count: integer}[]
@@ -52,6 +52,7 @@ th,td{border-bottom:1px solid var(--border);padding:3px 12px 3px 0;text-align:le
 th{font-weight:600;white-space:nowrap}td.n,th.n{text-align:right}td.changed{font-weight:600}
 .scroll{overflow-x:auto}.curves{display:flex;flex-wrap:wrap;gap:12px 24px}
 .bar{display:inline-block;height:9px;background:var(--bar);border-radius:2px;min-width:1px;print-color-adjust:exact}
+@media screen and (max-width:900px){.scroll svg{max-width:none!important}}
 .graph svg{max-width:100%;height:auto}.graph text{fill:var(--text)}.graph path,.graph ellipse,.graph polygon{stroke:var(--muted)}
 .graph polygon[fill=black]{fill:var(--muted)}
 svg rect{print-color-adjust:exact}
@@ -146,7 +147,8 @@ local function series(out, record)
   out:add('<section><h2>Over the steps</h2><div class="curves">')
   local columns, rows, most = { { "step", true } }, {}, 0
   for i, list in ipairs(record.series) do
-    out:add("%s", svg.curve(list.values, { title = list.name, unit = list.unit ~= list.name and list.unit or nil }))
+    local said = list.unit and list.name:find(list.unit, 1, true) -- "pages in use": pages
+    out:add("%s", svg.curve(list.values, { title = list.name, unit = not said and list.unit or nil }))
     columns[i + 1] = { list.name, true }
     most = math.max(most, #list.values)
   end
@@ -213,9 +215,7 @@ local function errors(out, record)
     for _, head in ipairs(side.heads) do most = math.max(most, head.rms) end
   end
   local function percent(share) return share and ("%.2f %%"):format(100 * share) end
-  local several = false
-  for _, side in ipairs(record.errors) do several = several or side.cache ~= record.errors[1].cache end
-  local function name_of(side) return (several and side.cache and side.cache .. ": " or "") .. side.layer .. " " .. side.kv end
+  local function name_of(side) return side.layer .. " " .. side.kv end
   for _, side in ipairs(record.errors) do
     for h, head in ipairs(side.heads) do
       rows[#rows + 1] = { h == 1 and name_of(side) or "", h - 1, ("%.2f %%"):format(head.rms), { html = bar(head.rms / most) },

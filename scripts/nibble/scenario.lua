@@ -28,6 +28,7 @@
 -- Under busted, `require("nibble.scenario").describe("decode")` makes specs of a scenario: one for each point of its grid.
 
 local nibble = require "nibble"
+local options = require "nibble.options"
 local pages = require "nibble.pages"
 local run_class = require "nibble.run"
 
@@ -44,6 +45,10 @@ local fields = {
   recapture = "function", check = "function", finish = "function", verdict = "function", valid = "function", grid = "table",
   reports = "table", errors = "boolean",
 }
+
+local described = { min = true, max = true, multiple = true, help = true, any = true } -- see nibble.options
+local taken = {} -- by the command
+for name in ("steps device seed report trace check plant help"):gmatch("%S+") do taken[name] = true end
 
 local function checked_definition(def, name)
   local where = "scenario " .. name
@@ -65,6 +70,19 @@ local function checked_definition(def, name)
     local default = type(kind) == "table" and kind[1]
     if default ~= false and type(default) ~= "string" and math.type(default) ~= "integer" or type(kind) ~= "table" then
       return nil, ("%s: %s: expected a table with a default: an integer, strings or false"):format(where, parameter)
+    end
+    if type(parameter) ~= "string" or not parameter:find("^%a[%w_]*$") or taken[parameter] and kind ~= def.steps then
+      return nil, ("%s: parameters: expected names of letters, digits and _, not %s, got %s"):format(where,
+        "steps, device, seed, report, trace, check, plant or help", tostring(parameter))
+    end
+    for key in pairs(kind) do
+      if not described[key] and (math.type(key) ~= "integer" or type(kind[key]) ~= type(default)) then
+        return nil, ("%s: %s: expected min, max, multiple, help, any and choices, got %s"):format(where, parameter, tostring(key))
+      end
+    end
+    if math.type(default) == "integer" and (default < (kind.min or default) or default > (kind.max or default)
+      or default % (kind.multiple or 1) ~= 0) then
+      return nil, ("%s: %s: expected a default that is %s, got %d"):format(where, parameter, options.range(kind), default)
     end
   end
   return def
@@ -139,6 +157,7 @@ end
 ---@class nibble.outcome
 ---@field ok boolean
 ---@field message? string    what is wrong
+---@field traceback? string  of an error
 ---@field kind? "check"|"error"|"report"
 ---@field reports? string[]  what checked mode reported
 ---@field step integer       the last step that was begun
@@ -168,6 +187,38 @@ local function plant(run, which)
   return entry.name .. ": " .. entry.where(offset, got, wanted)
 end
 
+-- Where in the scenario's own files (not in nibble's) an error came from: "./mine.lua:12: ", and the traceback down to there.
+local function place_of(level)
+  local place
+  repeat
+    level = level + 1
+    local info = debug.getinfo(level, "Sl")
+    if info and info.currentline > 0 and info.source:sub(1, #here + 1) ~= "@" .. here then
+      place = ("%s:%d: "):format(info.short_src, info.currentline)
+    end
+  until place or not info
+  return place or "", (debug.traceback("", 3):gsub("\n%s*%[C%]: in function 'xpcall'.*", ""):gsub("^\n", ""))
+end
+
+-- A scenario with the same functions, which note where an error comes from: `scope` and `capture` raise it anew, without that.
+local function traced(def, outcome)
+  local twin = setmetatable({}, { __index = def })
+  for name, fn in pairs(def) do
+    if type(fn) == "function" then
+      twin[name] = function(...)
+        local results = table.pack(xpcall(fn, function(err)
+          local place, traceback = place_of(2)
+          outcome.traceback = traceback
+          return type(err) == "string" and not err:find("^[^\n:]+:%d+: ") and place .. err or err
+        end, ...))
+        if not results[1] then error(results[2], 0) end
+        return table.unpack(results, 2, results.n)
+      end
+    end
+  end
+  return twin
+end
+
 local function one_step(def, run, step)
   run.step = step
   def.step(run)
@@ -179,6 +230,7 @@ end
 
 local function attempt_once(def, opts)
   local outcome = { ok = true, step = 0 }
+  def = traced(def, outcome)
   local function new(eager)
     return run_class.new {
       p = opts.p, device = opts.device, seed = opts.seed, steps = opts.steps, eager = eager, snapshots = opts.snapshots and not eager,
@@ -222,7 +274,7 @@ local function attempt_once(def, opts)
   local raised
   local ok = xpcall(work, function(err)
     raised = err
-    outcome.traceback = debug.traceback("", 2)
+    outcome.traceback = outcome.traceback or debug.traceback("", 2)
   end)
   if not ok then
     if type(raised) == "string" and raised:find("interrupted!$") then error(raised, 0) end

@@ -15,9 +15,9 @@ parameters that still fail, with a command line that repeats it.
   --report FILE   one HTML page with pictures and numbers
   --trace FILE    what was done, as JSON lines, for nibble trace (without the checks)
   --check         in checked mode: missing synchronization and misused pages are reported too
-  --plant         self-test: flips one bit halfway; the check must find and name it
+  --plant         self-test: flips one bit halfway; ok when the check finds and names it
 
-Exit status: 0 all equal, 1 a byte differs or something failed, 2 bad usage.]]
+Exit status: 0 ok (all equal, or the planted bit was found), 1 a byte differs or something failed, 2 bad usage.]]
 
 local nibble = require "nibble"
 local options = require "nibble.options"
@@ -146,6 +146,11 @@ local function run_one(scenario, def, arguments)
     if not attempt.recorder then return misuse("--trace: %s", message) end
     attempt.recorder:pause(true)
   end
+  if file then -- a folder that is not there is told before the work, not after it
+    local created, message = io.open(file, "a")
+    if not created then return misuse("--report: %s", message) end
+    created:close()
+  end
   print(bold(def.title))
   print(("device    %s (%s)"):format(attempt.device, about_device(attempt.device)))
   local words = {}
@@ -173,7 +178,7 @@ local function run_one(scenario, def, arguments)
   local record = fill_record(scenario, def, attempt, outcome, scenario.command_line(def, attempt, command))
   for i, note in ipairs(record.notes) do print((i == 1 and "input     " or "          ") .. note) end
   print_graphs(record)
-  if outcome.planted then print(("planted after step %d: %s"):format((attempt.steps + 1) // 2, outcome.planted)) end
+  if outcome.planted then print(("planted   after step %d: %s"):format((attempt.steps + 1) // 2, outcome.planted)) end
   print()
   print_phases(record, check_ms)
   if def.errors and outcome.ok then
@@ -182,7 +187,13 @@ local function run_one(scenario, def, arguments)
   end
   if outcome.ok then print_tables(outcome.run) end
   print()
-  if outcome.ok and errors and not errors.fine and def.errors then
+  local found = outcome.planted and outcome.message
+    and outcome.message:find(("step %d: %s: got "):format((attempt.steps + 1) // 2, outcome.planted), 1, true) == 1
+  if found then
+    print(("%s: the check found the planted bit at %s"):format(bold "ok", outcome.message))
+  elseif outcome.planted and outcome.ok then
+    print(bold "FAILED" .. ": the check did not find the planted bit")
+  elseif outcome.ok and errors and not errors.fine and def.errors then
     outcome.ok, outcome.message, record.ok = false, "the end: a quantization error is past its bound", false
     record.message = outcome.message
     print(bold "FAILED at " .. outcome.message)
@@ -192,6 +203,9 @@ local function run_one(scenario, def, arguments)
   else
     print(scenario.explain(def, attempt, outcome, command))
     if outcome.kind == "error" then print(outcome.traceback) end
+    for _, report in ipairs(outcome.reports or {}) do -- of checked mode, beside what failed: perhaps its cause
+      if report ~= outcome.message then print(report) end
+    end
   end
   if file then
     record.reports = outcome.reports
@@ -202,6 +216,7 @@ local function run_one(scenario, def, arguments)
       return 1
     end
   end
+  if attempt.plant then return found and 0 or 1 end
   return outcome.ok and 0 or 1
 end
 

@@ -7,19 +7,20 @@
 --   svg.save("errors.svg", svg.error_map(values, { title = "layer 0 K" }))           -- values[head][token][block]
 --   svg.save("tokens.svg", svg.curve(values, { title = "tokens" }))
 --
--- The pictures follow the reader's light or dark colours, need nothing else, and can be put into a page of HTML as they are.
+-- The pictures follow the reader's light or dark colours, need nothing else, and can be put into a page of HTML as they are; a
+-- file of its own brings its background.
 -- A cell's title (a tooltip) says its numbers in words.
 
 local svg = {}
 
 local STYLE = [[
 .nib{--ink:#1f2328;--soft:#59636e;--line:#d1d9e0;--empty:#f1f4f7;--held:#aab4bf;--request:72%;--low:95%;--step:-8%;
-font:11px system-ui,sans-serif;max-width:100%;height:auto}
+font:11px system-ui,sans-serif;max-width:100%;height:auto}.nib .part{opacity:.35}.nib:root{background:#fff}
 @media screen and (prefers-color-scheme:dark){.nib{--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;--empty:#1b2129;--held:#59636e;
---request:38%;--low:17%;--step:7%}}
+--request:38%;--low:17%;--step:7%}.nib .part{opacity:.5}.nib:root{background:#0d1117}}
 .nib text{fill:var(--ink)}.nib .soft{fill:var(--soft)}.nib .title{font-weight:600;font-size:13px}
 .nib .empty{fill:var(--empty)}.nib .held{fill:var(--held)}.nib .line{stroke:var(--line);fill:none}
-.nib .curve{stroke:hsl(211 80% 50%);fill:none;stroke-width:1.5}.nib .area{fill:hsl(211 80% 50%);opacity:.15}.nib .part{opacity:.35}
+.nib .curve{stroke:hsl(211 80% 50%);fill:none;stroke-width:1.5}.nib .area{fill:hsl(211 80% 50%);opacity:.15}
 .nib .middle{text-anchor:middle}.nib .end{text-anchor:end}]]
 
 local function fail(where, parameter, expected, got)
@@ -235,8 +236,10 @@ function svg.page_table(pool, snapshots, opts)
   local height = clamp(720 / math.max(#rows, 1), 4, 15)
   local right, bottom = left + #columns * width, top + #rows * height
   picture:text(left - 4, top - 5, "step", "soft end")
+  local edge = math.max(right + 1, left + 370) -- of the picture: a label that is wider than its columns may not fit before it
   for c = 1, #columns, every(30, width) do
-    picture:text(left + (c - 0.5) * width, top - 5, columns[c].step, "soft middle")
+    local x, label = left + (c - 0.5) * width, columns[c].step
+    if x + text_width(tostring(label)) / 2 <= edge then picture:text(x, top - 5, label, "soft middle") end
   end
   for r = 1, #rows, every(11, height) do picture:text(left - 4, top + (r - 0.5) * height + 4, rows[r], "soft end") end
   picture:rect("empty", left, top, right - left, bottom - top)
@@ -265,7 +268,7 @@ function svg.page_table(pool, snapshots, opts)
   if #columns < #snapshots then notes = notes .. ("; %d of %d steps"):format(#columns, #snapshots) end
   if #rows < pool.num_pages then notes = notes .. ("; %d of %d pages"):format(#rows, pool.num_pages) end
   picture:text(left, y + 9, notes, "soft")
-  return picture:finish(math.max(right + 1, left + 370, left + text_width(notes)), y + 16)
+  return picture:finish(math.max(edge, left + text_width(notes)), y + 16)
 end
 
 ------------------------------------------------------------------------------------------------------------- graphs
@@ -377,7 +380,11 @@ function svg.error_map(values, opts)
   local first = opts.first_token or 0
   local right = left + map.columns * width
   picture:text(left - 6, y - 5, "token", "soft end")
-  for c = 1, map.columns, every(30, width) do picture:text(left + (c - 1) * width, y - 5, first + (c - 1) * group, "soft") end
+  local edge = math.max(right + 1, left + 430) -- of the picture
+  for c = 1, map.columns, every(30, width) do
+    local x, label = left + (c - 1) * width, first + (c - 1) * group
+    if x + text_width(tostring(label)) <= edge then picture:text(x, y - 5, label, "soft") end
+  end
   for h = 1, #values do
     picture:text(left - 6, y + blocks * height / 2 + 4, "head " .. h - 1, "end")
     picture:rect("empty", left, y, right - left, blocks * height)
@@ -394,7 +401,7 @@ function svg.error_map(values, opts)
   if blocks > 1 then notes = notes .. ("; the rows of a head are its blocks 0 to %d"):format(blocks - 1) end
   if group > 1 then notes = notes .. ("; a column is the worst of %d tokens"):format(group) end
   picture:text(left, y + 9, notes, "soft")
-  return picture:finish(math.max(right + 1, left + 430, left + text_width(notes)), y + 16)
+  return picture:finish(math.max(edge, left + text_width(notes)), y + 16)
 end
 
 -------------------------------------------------------------------------------------------------------------- curves
@@ -438,7 +445,7 @@ function svg.curve(values, opts)
     i = math.max(i + (#points == 0 and 1 or 0), start + 1)
   end
   picture:text(left, bottom + 16, "1", "soft")
-  picture:text(left + room, bottom + 16, ("%d steps%s"):format(#values, opts.unit and ", " .. opts.unit or ""), "soft end")
+  picture:text(left + room, bottom + 16, ("%s%d steps"):format(opts.unit and opts.unit .. " over " or "", #values), "soft end")
   return picture:finish(width, bottom + 22)
 end
 

@@ -56,12 +56,15 @@ function chrome.convert(run)
   end
   add { ph = "M", name = "process_name", tid = HOST, args = { name = run.header.title or "nibble" } }
   track(HOST, "host")
-  local recorded = {}
+  local recorded, arrows = {}, 0
+  -- In whole nanoseconds, as Perfetto has them: slices that are rounded apart overlap, and are thrown away.
+  local function nanoseconds(i) return run.list[i] and math.floor(run.list[i].time * 1e9 + 0.5) end
   for i, o in ipairs(run.list) do
-    local time = o.time * 1e6
-    local next_time = run.list[i + 1] and run.list[i + 1].time * 1e6 or time + 1
+    local now = nanoseconds(i)
+    local time = now / 1e3
     local function slice(tid, name)
-      add { ph = "X", name = name, cat = o.kind, tid = tid, ts = time, dur = math.max(next_time - time, 0.1), args = arguments_of(o) }
+      add { ph = "X", name = name, cat = o.kind, tid = tid, ts = time, dur = ((nanoseconds(i + 1) or now + 1000) - now) / 1e3,
+        args = arguments_of(o) }
     end
     local function stream() return track(o.stream, ("stream %d"):format(o.stream)) end
     if o.kind == "work" then
@@ -70,16 +73,20 @@ function chrome.convert(run)
       slice(stream(), ("replay of graph %d"):format(o.graph))
     elseif o.kind == "event_record" then
       local tid = o.capture and track(CAPTURES + o.capture, ("capture %d"):format(o.capture)) or stream()
-      recorded[o.event] = true
+      recorded[o.event] = { tid = tid, ts = time }
       slice(tid, "record")
-      add { ph = "s", name = "event", cat = "event", id = o.event, tid = tid, ts = time }
     elseif o.kind == "stream_wait" then
       local tid = o.capture and track(CAPTURES + o.capture, ("capture %d"):format(o.capture)) or stream()
       slice(tid, "wait")
-      if recorded[o.event] then add { ph = "f", bp = "e", name = "event", cat = "event", id = o.event, tid = tid, ts = time } end
+      local from = recorded[o.event]
+      if from then -- an id for each arrow: several waits may be for one event
+        arrows = arrows + 1
+        add { ph = "s", name = "event", cat = "event", id = arrows, tid = from.tid, ts = from.ts }
+        add { ph = "f", bp = "e", name = "event", cat = "event", id = arrows, tid = tid, ts = time }
+      end
     elseif o.kind == "synchronized" or o.kind == "host_read" or o.kind == "host_write" then
-      local before = run.list[i - 1] and run.list[i - 1].time * 1e6 or time
-      add { ph = "X", name = o.kind, cat = o.kind, tid = HOST, ts = before, dur = math.max(time - before, 0.1), args = arguments_of(o) }
+      local before = nanoseconds(i - 1) or now
+      add { ph = "X", name = o.kind, cat = o.kind, tid = HOST, ts = before / 1e3, dur = (now - before) / 1e3, args = arguments_of(o) }
     elseif o.kind == "storage_created" or o.kind == "storage_freed" then
       local change = o.kind == "storage_created" and (o.bytes or 0) or -(live[o.storage] or 0)
       live[o.storage] = o.kind == "storage_created" and change or nil

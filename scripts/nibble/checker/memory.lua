@@ -11,6 +11,7 @@ local memory = {}
 memory.__index = memory
 
 local MOST_VIEWS = 1024
+local MOST_PASSED = 16
 local LONGEST = 1024 -- accesses of one stream that are remembered for a storage; races with older ones are not seen
 
 --- `report(kind, operation, other, message)` takes what is found.
@@ -227,9 +228,11 @@ function memory:check_written(operation, items, skip, page_owner)
       if byte then
         local storage = self:storage(item.view.storage)
         local owner = page_owner and item.pieces and page_owner(item, byte)
-        local other = owner or storage.where and { name = "the storage", where = storage.where }
-        self.report("unwritten", operation, other, ("%s reads %s, which nothing has written"):format(operation.name,
-          memory.place(item, byte)) .. (owner and " since the page was handed out" or ""))
+        local passed = not owner and self:passed_by(storage, byte)
+        local why = owner and "which nothing has written since the page was handed out"
+          or passed and ("where %s put what nothing has written"):format(passed.name) or "which nothing has written"
+        self.report("unwritten", operation, owner or passed or storage.where and { name = "the storage", where = storage.where },
+          ("%s reads %s, %s"):format(operation.name, memory.place(item, byte), why))
         return
       end
     end
@@ -259,6 +262,21 @@ local function pass_on(self, from, to, chunks)
     end
   end
   if target.written and target.written[1] == 0 and target.written[2] == target.bytes then target.written = nil end
+end
+
+-- Who brought bytes that nothing has written to where they are.
+function memory:note_passing(operation, to)
+  local storage = self:storage(to.view.storage)
+  storage.passed = storage.passed or {}
+  table.insert(storage.passed, 1, { operation = operation, item = to })
+  storage.passed[MOST_PASSED + 1] = nil
+end
+
+function memory:passed_by(storage, byte)
+  for _, entry in ipairs(storage.passed or {}) do
+    local list = self:spans(entry.item)
+    if list and spans.overlap(list, { byte, byte + 1 }) then return entry.operation end
+  end
 end
 
 -- Runs of neighbours in both views of a copy; nil: too many.
@@ -321,7 +339,7 @@ function memory.find_passing(observation, items)
   return { from = from, to = to, swizzle = observation.kernel == "swizzle", inverse = observation.attributes.inverse }
 end
 
-function memory:write(items, passing)
+function memory:write(operation, items, passing)
   if passing then
     local from, to = self:storage(passing.from.view.storage), self:storage(passing.to.view.storage)
     local list = (from.written or (to.fresh and from.fresh)) and self:spans(passing.from)
@@ -333,7 +351,10 @@ function memory:write(items, passing)
       else
         chunks = copy_chunks(passing.from.view, passing.to.view)
       end
-      if chunks then return pass_on(self, passing.from, passing.to, chunks) end
+      if chunks then
+        self:note_passing(operation, passing.to)
+        return pass_on(self, passing.from, passing.to, chunks)
+      end
     end
     return mark(self, passing.to)
   end

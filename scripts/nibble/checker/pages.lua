@@ -90,11 +90,29 @@ function owners:storage_freed(id)
   end
 end
 
+-- What an allocator calls a page of an operation's view, which may be a part of the tensor that it watches, or the other way round;
+-- nil when it is none of its pages. K and V, data and scales may lie in one page: of several views the nearest before it counts.
+local function page_of(book, view, page)
+  local stride = view.stride[1] * spans.item_bytes[view.dtype]
+  local found, least
+  for _, watched in ipairs(book.views) do
+    if watched.storage == view.storage then
+      local same = watched.stride[1] * spans.item_bytes[watched.dtype] == stride
+      local apart = view.offset - watched.offset
+      local rest = same and apart % stride or math.maxinteger
+      local number = same and page + apart // stride or page
+      if number >= 0 and number < watched.shape[1] and (not least or rest < least) then found, least = number, rest end
+    end
+  end
+  return found
+end
+
 --- For what reads an unwritten page: who was given it, and where.
 function owners:owner(item, byte)
   local page = (byte - item.view.offset) // (item.view.stride[1] * spans.item_bytes[item.view.dtype])
   for allocator in pairs(self.pools[item.view.storage] or {}) do
-    local where = self.books[allocator].taken[page]
+    local book = self.books[allocator]
+    local where = book.taken[page_of(book, item.view, page)]
     if where then return { name = "the allocator", where = where } end
   end
 end
@@ -119,7 +137,7 @@ local function is_row_of(row, request)
   return true
 end
 
--- A page that is in two rows, whose requests are not the same and do not share it.
+-- A page that is in two rows (in the allocator's numbers), whose requests are not the same and do not share it.
 local function owned_twice(allocator, holders, page, first, second)
   if allocator:references(page) ~= 1 then return false end
   if first.length ~= second.length then return true end
@@ -132,13 +150,13 @@ end
 --- Compares the slots, the rows of a block table, or the pages that are read, with the books. Returns the pages of which
 --- something was reported.
 function owners:check(operation, items, facts)
-  local flagged, caches, allocators, known = {}, {}, {}, {}
+  local flagged, caches, allocators, views = {}, {}, {}, {}
   for _, item in ipairs(items) do
     if item.pieces then
       caches[#caches + 1] = item
       for allocator in pairs(self.pools[item.view.storage] or {}) do
-        if not known[allocator] then allocators[#allocators + 1] = allocator end
-        known[allocator] = true
+        if not views[allocator] then allocators[#allocators + 1] = allocator end
+        views[allocator] = views[allocator] or item.view
       end
     end
   end
@@ -146,66 +164,88 @@ function owners:check(operation, items, facts)
   table.sort(allocators, function(a, b) return self.books[a].number < self.books[b].number end)
   local name, parameter = operation.name, facts.parameter
 
+  local function numbered(allocator, page) return page_of(self.books[allocator], views[allocator], page) end
+  local function references(allocator, page)
+    local number = numbered(allocator, page)
+    return number and allocator:references(number) or 0
+  end
+
   local function flag(page, kind, other, text, ...)
     if flagged[page] then return end
     flagged[page] = true
     for _, allocator in ipairs(allocators) do -- until the page changes hands
-      local told = self.books[allocator].told
-      if told[page] == kind then return end
-      told[page] = kind
+      local told, number = self.books[allocator].told, numbered(allocator, page)
+      if number then
+        if told[number] == kind then return end
+        told[number] = kind
+      end
     end
     self.report(kind, operation, other, text:format(...))
   end
 
-  local function check_page(page, allocator, holders, doing, index)
-    local book, count = self.books[allocator], allocator:references(page)
+  -- `page` is the operation's, `own` the same one as its allocator calls it.
+  local function check_page(page, own, allocator, holders, doing, index)
+    local book, count = self.books[allocator], allocator:references(own)
     local held = false -- by any of them: they may hand out different pages of one pool
-    for _, other in ipairs(allocators) do held = held or other:references(page) > 0 end
+    for _, other in ipairs(allocators) do held = held or references(other, page) > 0 end
     if not held then
-      local freed = book.freed[page]
+      local freed = book.freed[own]
       flag(page, "freed page", freed and { name = "the allocator", where = freed }, "%s %s page %d (%s %s), which %s", name, doing,
         page, parameter, index, freed and "was given back" or "the allocator has not handed out")
-    elseif count < math.huge and #(holders[page] or {}) > count then
-      flag(page, "owned twice", { name = "the allocator", where = book.taken[page] },
+    elseif count < math.huge and #(holders[own] or {}) > count then
+      flag(page, "owned twice", { name = "the allocator", where = book.taken[own] },
         "%s %s page %d (%s %s), which %d requests have without sharing it", name, doing, page, parameter, index,
-        #holders[page])
+        #holders[own])
     end
     for _, other in ipairs(allocators) do
-      if other ~= allocator and count > 0 and other:references(page) > 0 then
-        flag(page, "owned twice", { name = "the allocator", where = book.taken[page] },
+      if other ~= allocator and count > 0 and references(other, page) > 0 then
+        flag(page, "owned twice", { name = "the allocator", where = book.taken[own] },
           "%s %s page %d (%s %s), which two allocators have handed out", name, doing, page, parameter, index)
       end
     end
     return count
   end
 
-  for _, allocator in ipairs(allocators) do
-    local holders, size = holders_of(allocator), allocator.page_size
-    local first = {}
-    for b, row in ipairs(facts.rows or {}) do
-      for j, page in ipairs(row) do
-        check_page(page, allocator, holders, "reads", ("row %d, column %d"):format(b - 1, j - 1))
-        if first[page] and first[page] ~= row and owned_twice(allocator, holders, page, first[page], row) then
-          flag(page, "owned twice", { name = "the allocator", where = self.books[allocator].taken[page] },
+  local function check_row(b, row, allocator, holders, first)
+    local mine = { length = row.length }
+    for j, page in ipairs(row) do mine[j] = numbered(allocator, page) or false end
+    for j, page in ipairs(row) do
+      local own = mine[j]
+      if own then
+        check_page(page, own, allocator, holders, "reads", ("row %d, column %d"):format(b - 1, j - 1))
+        if first[own] and first[own] ~= mine and owned_twice(allocator, holders, own, first[own], mine) then
+          flag(page, "owned twice", { name = "the allocator", where = self.books[allocator].taken[own] },
             "%s reads page %d in two rows of %s (%d is the second), but one request has it", name, page, parameter, b - 1)
         end
-        first[page] = first[page] or row
+        first[own] = first[own] or mine
       end
     end
-    for _, piece in ipairs(facts.reads or {}) do check_page(piece[1], allocator, holders, "reads", "entry " .. piece[2]) end
+  end
+
+  local function check_slot(slot, own, allocator, holders)
+    local index, page, entry = slot[1], slot[2], slot[3]
+    local count = check_page(page, own, allocator, holders, "writes", "index " .. index)
+    if count < 2 or count == math.huge then return end
+    local seen = false -- by any who holds it: a prompt that is written after it was shared
+    for _, holder in ipairs(holders[own] or {}) do
+      seen = seen or (holder[2] - 1) * allocator.page_size + entry < holder[1].length
+    end
+    if not seen or self:is_written(caches, page, entry) then
+      flag(page, "shared page", { name = "the allocator", where = self.books[allocator].taken[own] },
+        "%s writes entry %d of page %d (%s index %d), which %d requests share", name, entry, page, parameter, index, count)
+    end
+  end
+
+  for _, allocator in ipairs(allocators) do
+    local holders, first = holders_of(allocator), {}
+    for b, row in ipairs(facts.rows or {}) do check_row(b, row, allocator, holders, first) end
+    for _, piece in ipairs(facts.reads or {}) do
+      local own = numbered(allocator, piece[1])
+      if own then check_page(piece[1], own, allocator, holders, "reads", "entry " .. piece[2]) end
+    end
     for _, slot in ipairs(facts.slots or {}) do
-      local index, page, entry = slot[1], slot[2], slot[3]
-      local count = check_page(page, allocator, holders, "writes", "index " .. index)
-      if count >= 2 and count < math.huge then
-        local all = true -- of those who hold it see this token: a prompt that is written after it was shared
-        for _, holder in ipairs(holders[page] or {}) do
-          if (holder[2] - 1) * size + entry >= holder[1].length then all = false end
-        end
-        if not all or self:is_written(caches, page, entry) then
-          flag(page, "shared page", { name = "the allocator", where = self.books[allocator].taken[page] },
-            "%s writes entry %d of page %d (%s index %d), which %d requests share", name, entry, page, parameter, index, count)
-        end
-      end
+      local own = numbered(allocator, slot[2])
+      if own then check_slot(slot, own, allocator, holders) end
     end
   end
   return flagged
