@@ -77,7 +77,8 @@ bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) 
 
 static nib_status check_output(const char *operation, const char *name, const nib_tensor *tensor) {
   char text[NIB_DESCRIPTION];
-  if (!nib_tensor_overlaps_itself(tensor)) return NIB_OK;
+  nib_status status = nib_check_writable(operation, name, tensor);
+  if (status != NIB_OK || !nib_tensor_overlaps_itself(tensor)) return status;
   return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID,
                   "%s: %s: expected a tensor whose elements do not overlap in memory, got %s with a stride that repeats them",
                   operation, name, nib_describe(tensor, text, sizeof text));

@@ -122,10 +122,19 @@ nib_status nib_check_stream(nib_stream *stream, const char *operation) {
 
 /* ---- Work ---------------------------------------------------------------------------------------------------------- */
 
+nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor) {
+  if (!tensor->storage->read_only) return NIB_OK;
+  char text[NIB_DESCRIPTION];
+  return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID, "%s: %s: expected memory that may be written, got %s in memory that its owner "
+                  "lends for reading", operation, parameter ? parameter : "args", nib_describe(tensor, text, sizeof text));
+}
+
 nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
                       int32_t access_count) {
   nib_device *device = stream->device;
   nib_status status = nib_check_stream(stream, operation);
+  for (int32_t i = 0; status == NIB_OK && i < access_count; i++)
+    if (accesses[i].tensor && accesses[i].write) status = nib_check_writable(operation, accesses[i].parameter, accesses[i].tensor);
   if (status != NIB_OK) return status;
   if (stream->capture) return nib_record(stream, operation, work, accesses, access_count);
   for (int32_t i = 0; i < access_count; i++) {
