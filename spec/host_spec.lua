@@ -76,7 +76,9 @@ describe("a host in C", function()
     run_on_standin("dlpack", true)
   end)
 
-  it("is told that the CPU shares nothing by file descriptors", function() run("external", { before = "export NIBBLE_DEVICE=cpu;" }) end)
+  it("is told that the CPU shares nothing by file descriptors", function()
+    run("external", { before = "export NIBBLE_DEVICE=cpu;" })
+  end)
 
   it("shares a GPU's memory and timeline semaphores with another API", function()
     run_on_standin("external") -- spec/support/vulkan.c does it by hand with Vulkan
