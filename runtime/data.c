@@ -223,6 +223,9 @@ static nib_status follow(nib_stream *stream, nib_stream *other) {
   return status;
 }
 
+/* Of the device's pool, which its peers may reach; what others have made is not shared with them. */
+static bool is_own(const nib_tensor *tensor) { return !tensor->storage->owner && !tensor->storage->shared; }
+
 /* Between two GPUs: work of `to`, and in its order also of `from`, so that later work there may overwrite the source. */
 static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
   nib_tensor *packed = NULL, *landing = NULL;
@@ -230,8 +233,9 @@ static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *des
   if (status == NIB_OK) status = nib_check_stream(from, "tensor:copy");
   if (status == NIB_OK) status = nib_check_not_capturing(to->device, "tensor:copy");
   if (status == NIB_OK) status = nib_check_not_capturing(from->device, "tensor:copy");
-  bool pack = source->dtype != destination->dtype || !nib_tensor_is_contiguous(source);
-  bool land = nib_tensor_numel(source) != nib_tensor_numel(destination) || !nib_tensor_is_contiguous(destination);
+  bool pack = source->dtype != destination->dtype || !nib_tensor_is_contiguous(source) || !is_own(source);
+  bool land = nib_tensor_numel(source) != nib_tensor_numel(destination) || !nib_tensor_is_contiguous(destination) ||
+              !is_own(destination);
   if (status == NIB_OK && pack) status = nib_tensor_create(from->device, destination->dtype, source->ndim, source->shape, &packed);
   if (status == NIB_OK && land) status = nib_tensor_create(to->device, destination->dtype, source->ndim, source->shape, &landing);
   if (status == NIB_OK && pack) status = follow_uses(from, source, true);

@@ -57,8 +57,8 @@ nib_status nib_tensor_from_dlpack(nib_runtime *rt, struct DLManagedTensorVersion
     i++;
   if (i == ELEMENT_COUNT || (from->bits < 8 && managed->flags & DLPACK_PADDED))
     return nib_fail(rt, NIB_INVALID,
-                    "from_dlpack: dtype: expected float 32 or 16, bfloat 16, float8_e4m3fn, int 8, 32 or 64, uint 8 or 16, bool, of one "
-                    "lane each, or packed float4_e2m1fn of two, got code %d of %d bits and %d lanes",
+                    "from_dlpack: dtype: expected float 32 or 16, bfloat 16, float8_e4m3fn, int 8, 32 or 64, uint 8 or 16, bool, of "
+                    "one lane each, or packed float4_e2m1fn of two, got code %d of %d bits and %d lanes",
                     (int)from->code, (int)from->bits, (int)from->lanes);
   nib_device *device = NULL, *pinned_by = NULL;
   status = find_device(rt, from, &device, &pinned_by);

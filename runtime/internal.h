@@ -169,7 +169,9 @@ struct nib_runtime {
   bool closed;
   int64_t handles; /* atomic; objects that hosts hold, and exports */
   pthread_mutex_t exports_lock; /* recursive; of what exports touch on foreign threads: */
+  int32_t exports_depth;
   struct nib_export *returned;  /* those that came back; atomic */
+  struct nib_storage *gone;     /* whose owners are told when the lock is free */
   int64_t lingering;            /* storages that keep devices open beyond the runtime's end */
   uint64_t last_stream_id, last_capture_id, last_id; /* last_id: of storages, events and graphs */
   void (*observe)(void *user, const nib_observation *observation);
@@ -248,6 +250,7 @@ nib_status nib_storage_create(nib_device *device, const struct nib_origin *origi
 void nib_storage_retain(struct nib_storage *storage);
 void nib_storage_release(struct nib_storage *storage);
 bool nib_storage_free(struct nib_storage *storage); /* its memory alone; false: not yet */
+void nib_storages_tell(struct nib_storage *gone);   /* their owners, and frees them */
 /* A tensor on memory of somebody else's. pinned_by: as in a storage. */
 nib_status nib_wrap(nib_device *device, nib_device *pinned_by, const char *operation, const nib_wrap_desc *desc, nib_tensor **out);
 /* Refuses devices that share nothing by file descriptor, and empties *out. */

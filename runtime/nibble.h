@@ -391,25 +391,25 @@ typedef struct nib_wrap_desc {
  * `release` is never called. */
 NIB_API nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc, nib_tensor **out);
 
-/* DLPack 1, for frameworks in the same process. float8_e4m3fn is DLPack's type of that name, packed E2M1 goes out as uint8 and comes
- * in as uint8 or as float4_e2m1fn of two lanes; bool comes in as uint8. Devices are the CPU, CUDA's (device_id N is "cuda:N") and memory
- * that CUDA has pinned.
+/* DLPack 1, for frameworks in the same process. float8_e4m3fn is DLPack's type of that name; packed E2M1 goes out as uint8 and
+ * comes in as uint8 or as float4_e2m1fn of two lanes; bool comes in as uint8. Devices are the CPU, CUDA's (device_id N is "cuda:N")
+ * and memory that CUDA has pinned.
  *
  * From a framework: the tensor owns `managed` from now on and calls its deleter as `release` above is called. If it fails (another
  * major version, a device or an element type that there is not, negative strides), `managed` is still the caller's. What its
  * producer does not order behind `stream` of __dlpack__ (a nib_stream_handle, on a GPU), the caller has to. */
 NIB_API nib_status nib_tensor_from_dlpack(nib_runtime *runtime, struct DLManagedTensorVersioned *managed, nib_tensor **out);
 /* To a framework, which calls the deleter when its own work on the memory is done. The deleter may be called on any thread, also
- * after the runtime was closed: the memory (and a GPU's context) stays until then. Before, the memory is free at the next
- * nib_tick or allocation; after it, at once, so that the config's `allocate` is called on that thread then, and must still be there
- * (the Lua module's own runtime has one that ends with its state).
- * Work that is queued already on the tensor's contents comes first: on the CPU the call waits for it. On a GPU the
- * consumer's stream does: `consumer_stream` is as in __dlpack__, a CUstream, 1 for the default stream or 2 for the thread's own. -1
- * everywhere: no order. Not during a capture. */
+ * after the runtime was closed: the memory (and a GPU's context) stays until then. Before the end, the memory is free at the next
+ * nib_tick or allocation; after it, at once, so that the config's `allocate` and `log` are called on that thread then, and must
+ * still be there (the Lua module's own runtime has an `allocate` that ends with its state).
+ * Work that is queued already on the tensor's contents comes first: on the CPU the call waits for it, on a GPU the consumer's
+ * stream does; not during a capture. `consumer_stream` is as in __dlpack__: a CUstream, 1 for the default stream or 2 for the
+ * thread's own; -1, on all devices: no order. */
 NIB_API nib_status nib_tensor_to_dlpack(nib_tensor *tensor, intptr_t consumer_stream, struct DLManagedTensorVersioned **out);
 
-/* File descriptors, between APIs and processes on one GPU (CUDA devices; INVALID on the CPU). A descriptor that is given to nib_ is the
- * runtime's when the function succeeds, and still the caller's when it fails. */
+/* File descriptors, between APIs and processes on one GPU (CUDA devices; INVALID on the CPU). A descriptor that is given to nib_
+ * is the runtime's when the function succeeds, and still the caller's when it fails. */
 typedef enum nib_fd_kind {
   NIB_FD_OPAQUE,  /* of a graphics API: Vulkan's VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT */
   NIB_FD_EXPORTED /* of nib_tensor_export, here or in another process */
@@ -423,8 +423,8 @@ typedef struct nib_import_desc {
 /* All of the memory as a tensor uint8 [bytes], for narrow, reinterpret and view to cut up. Releasing the last of its tensors, once
  * their work is done, may make the driver wait for the GPU's other work. */
 NIB_API nib_status nib_tensor_import(nib_device *device, const nib_import_desc *desc, nib_tensor **out);
-/* As nib_tensor_create, in memory that nib_tensor_export can export (in steps of the driver's, 2 MiB or so; it counts as it was asked
- * for). */
+/* As nib_tensor_create, in memory that nib_tensor_export can export. It comes in steps of the driver's (2 MiB or so), and counts as
+ * what was asked for. */
 NIB_API nib_status nib_tensor_create_exportable(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape,
                                                 nib_tensor **out);
 /* A new descriptor of the tensor's storage, the caller's to close or to give to another API, and the allocation's size. The tensor
@@ -544,7 +544,7 @@ typedef struct nib_observation {
 } nib_observation;
 
 NIB_API const char *nib_observation_name(nib_observation_kind kind); /* "work", ... */
-/* One function for a runtime; NULL ends it. */
+/* One function for a runtime, until its end; NULL ends it. */
 NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *user, const nib_observation *observation), void *user);
 
 /* A look at what a storage holds, by number: the elements of a view, row-major, into `bytes` bytes (exactly its size). It waits

@@ -205,7 +205,6 @@ static void free_memory(nib_device *device) {
     next = storage->next;
     storage->next = storage->previous = NULL;
     if (storage->exports > 0) {
-      if (needs_device(storage)) device->runtime->lingering++;
       storage->next = kept;
       if (kept) kept->previous = storage;
       kept = storage;
@@ -245,8 +244,20 @@ void nib_handle_removed(nib_runtime *rt) {
   if (__atomic_sub_fetch(&rt->handles, 1, __ATOMIC_ACQ_REL) == 0 && rt->closed && !nib_is_forked(rt)) free_runtime(rt);
 }
 
-void nib_exports_lock(nib_runtime *rt) { pthread_mutex_lock(&rt->exports_lock); }
-void nib_exports_unlock(nib_runtime *rt) { pthread_mutex_unlock(&rt->exports_lock); }
+void nib_exports_lock(nib_runtime *rt) {
+  pthread_mutex_lock(&rt->exports_lock);
+  rt->exports_depth++;
+}
+
+void nib_exports_unlock(nib_runtime *rt) {
+  struct nib_storage *gone = NULL;
+  if (--rt->exports_depth == 0) {
+    gone = rt->gone;
+    rt->gone = NULL;
+  }
+  pthread_mutex_unlock(&rt->exports_lock);
+  nib_storages_tell(gone);
+}
 
 static void close_devices(nib_runtime *rt, bool host_memory) {
   for (int32_t i = 0; i < rt->device_count; i++)
@@ -297,8 +308,16 @@ void nib_runtime_close(nib_runtime *rt) {
   int32_t count = rt->devices[0].backend ? rt->device_count : 0;
   for (int32_t i = 0; i < count; i++) finish_work(&rt->devices[i]);
   nib_handle_added(rt);
-  nib_exports_lock(rt); /* from here on exports that come back find it open, or closed */
-  for (int32_t i = 0; i < count; i++) free_memory(&rt->devices[i]);
+  for (;;) {
+    for (int32_t i = 0; i < count; i++) free_memory(&rt->devices[i]);
+    nib_exports_lock(rt); /* from here on exports that come back find it open, or closed */
+    if (!rt->returned) break;
+    nib_exports_unlock(rt);
+  }
+  for (int32_t i = 0; i < count; i++)
+    for (struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
+      rt->lingering += needs_device(storage);
+  rt->observe = NULL; /* exports come back on any thread */
   close_devices(rt, true);
   if (rt->lingering == 0) close_devices(rt, false);
   rt->closed = true;

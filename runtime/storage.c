@@ -18,12 +18,30 @@ bool nib_storage_free(struct nib_storage *storage) {
   return true;
 }
 
+static void bury(struct nib_storage *storage) {
+  nib_runtime *rt = storage->deferred.device->runtime;
+  nib_uses_free(rt, &storage->deferred.uses);
+  nib_free(rt, storage, sizeof *storage);
+  nib_handle_removed(rt);
+}
+
+void nib_storages_tell(struct nib_storage *gone) {
+  while (gone) {
+    struct nib_storage *storage = gone;
+    gone = storage->next;
+    nib_storage_free(storage);
+    bury(storage);
+  }
+}
+
 static void storage_destroy(struct nib_deferred *self) {
   struct nib_storage *storage = (struct nib_storage *)self;
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
   if (storage->data || storage->owner) { /* not when the runtime was closed before */
-    if (!nib_storage_free(storage)) {
+    /* With the lock no owner is told: he may wait for somebody who waits for it. */
+    bool later = rt->closed && storage->owner;
+    if (!later && !nib_storage_free(storage)) {
       self->next = device->limbo;
       device->limbo = self;
       return;
@@ -35,10 +53,13 @@ static void storage_destroy(struct nib_deferred *self) {
     else
       device->storages = storage->next;
     if (rt->closed) nib_runtime_lets_go(storage); /* it was exported beyond that */
+    if (later) {
+      storage->next = rt->gone;
+      rt->gone = storage;
+      return;
+    }
   }
-  nib_uses_free(rt, &self->uses);
-  nib_free(rt, storage, sizeof *storage);
-  nib_handle_removed(rt);
+  bury(storage);
 }
 
 void nib_storage_retain(struct nib_storage *storage) { storage->references++; }
@@ -164,13 +185,15 @@ static nib_status check_view(nib_runtime *rt, const char *operation, const nib_w
     count = 1;
     for (int32_t i = 0; i < desc->ndim; i++) {
       if (desc->shape[i] > 1 && desc->stride[i] > (most - count) / (desc->shape[i] - 1))
-        return nib_fail(rt, NIB_INVALID, "%s: stride: expected less than 2^62 bytes, got stride %lld over %lld elements in dimension %lld",
-                        operation, (long long)desc->stride[i], (long long)desc->shape[i], (long long)i + rt->config.index_base);
+        return nib_fail(rt, NIB_INVALID,
+                        "%s: stride: expected less than 2^62 bytes, got stride %lld over %lld elements in dimension %lld", operation,
+                        (long long)desc->stride[i], (long long)desc->shape[i], (long long)i + rt->config.index_base);
       count += (desc->shape[i] - 1) * desc->stride[i];
     }
   }
   if (numel > 0 && (!desc->data || (uintptr_t)desc->data % (uintptr_t)item != 0))
-    return nib_fail(rt, NIB_INVALID, "%s: data: expected an address that is a multiple of %d, got %p", operation, (int)item, desc->data);
+    return nib_fail(rt, NIB_INVALID, "%s: data: expected an address that is a multiple of %d, got %p", operation, (int)item,
+                    desc->data);
   *bytes = (size_t)(count * item);
   return NIB_OK;
 }
@@ -200,8 +223,9 @@ nib_status nib_check_fds(nib_device *device, const char *operation, void *out) {
   *(void **)out = NULL;
   nib_status status = nib_enter(device->runtime);
   if (status != NIB_OK || device->backend->shared_import) return status;
-  return nib_fail(device->runtime, NIB_INVALID, "%s: device: expected a CUDA device (others share nothing by file descriptor), got %s",
-                  operation, device->info.name);
+  return nib_fail(device->runtime, NIB_INVALID,
+                  "%s: device: expected a CUDA device (others share nothing by file descriptor), got %s", operation,
+                  device->info.name);
 }
 
 nib_status nib_tensor_import(nib_device *device, const nib_import_desc *desc, nib_tensor **out) {

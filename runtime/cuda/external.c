@@ -32,15 +32,16 @@ static nib_status lead(nib_device *device, intptr_t consumer, const struct nib_u
   struct nib_cuda *cuda = nib_cuda_of(device);
   CUstream stream = (CUstream)consumer; /* the default streams have the driver's own numbers */
   CUcontext context;
-  CUresult result = CUDA_SUCCESS;
-  if (consumer < 0 || consumer > 2) result = consumer < 0 ? CUDA_ERROR_INVALID_HANDLE : cuda->driver->StreamGetCtx(stream, &context);
-  switch (consumer == 0 ? CUDA_ERROR_INVALID_HANDLE : result) {
+  CUresult result = consumer <= 0 ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+  if (consumer > 2) result = cuda->driver->StreamGetCtx(stream, &context);
+  switch (result) {
   case CUDA_SUCCESS: break;
   case CUDA_ERROR_INVALID_HANDLE:
   case CUDA_ERROR_INVALID_VALUE:
   case CUDA_ERROR_INVALID_CONTEXT:
   case CUDA_ERROR_CONTEXT_IS_DESTROYED: /* the stream's, not ours */
-    return nib_fail(device->runtime, NIB_INVALID, "to_dlpack: consumer_stream: expected a CUstream, 1, 2 or -1, got %lld", (long long)consumer);
+    return nib_fail(device->runtime, NIB_INVALID, "to_dlpack: consumer_stream: expected a CUstream, 1, 2 or -1, got %lld",
+                    (long long)consumer);
   default: return nib_cuda_check(device, result, "cuStreamGetCtx");
   }
   for (int32_t i = 0; i < uses->count; i++) {
@@ -155,7 +156,8 @@ static nib_status make_shared(nib_device *device, const nib_import_desc *desc, s
   nib_cuda_leave(device);
   if (result != CUDA_SUCCESS) {
     nib_free(rt, shared, sizeof *shared);
-    return nib_cuda_check(device, result, !desc ? "cuMemCreate" : opaque ? "cuImportExternalMemory" : "cuMemImportFromShareableHandle");
+    return nib_cuda_check(device, result,
+                          !desc ? "cuMemCreate" : opaque ? "cuImportExternalMemory" : "cuMemImportFromShareableHandle");
   }
   *data = (void *)(uintptr_t)shared->address;
   *out = shared;
@@ -217,7 +219,8 @@ nib_status nib_cuda_semaphore_import(nib_device *device, int fd, void **out) {
   if (cuda->lost) return nib_cuda_lost(device);
   nib_status status = copy_fd(rt, "semaphore", fd, &copy);
   if (status != NIB_OK) return status;
-  CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc = { .type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD, .handle = { .fd = copy } };
+  CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC desc = { .type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
+                                               .handle = { .fd = copy } };
   struct nib_cuda_semaphore *own = nib_allocate_zero(rt, sizeof *own);
   CUresult result = CUDA_ERROR_INVALID_CONTEXT;
   if (own && nib_cuda_enter(device)) {

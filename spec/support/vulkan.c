@@ -184,7 +184,8 @@ static int memory_fd(struct buffer b) {
 /* ---- Semaphores and commands --------------------------------------------------------------------------------------- */
 
 static VkSemaphore make_semaphore(int *fd) {
-  VkSemaphoreTypeCreateInfo timeline = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO, .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
+  VkSemaphoreTypeCreateInfo timeline = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                         .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
   VkExportSemaphoreCreateInfo export = { .sType = VK_STRUCTURE_TYPE_EXPORT_SEMAPHORE_CREATE_INFO, .pNext = &timeline,
                                          .handleTypes = VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT };
   VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &export };
@@ -199,7 +200,8 @@ static VkSemaphore make_semaphore(int *fd) {
 static VkCommandBuffer begin(void) {
   VkCommandBufferAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandPool = vk.pool,
                                        .commandBufferCount = 1 };
-  VkCommandBufferBeginInfo once = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO, .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
+  VkCommandBufferBeginInfo once = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
+                                    .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
   VkCommandBuffer commands;
   VK(vk.AllocateCommandBuffers(vk.device, &info, &commands));
   VK(vk.BeginCommandBuffer(commands, &once));
@@ -208,8 +210,8 @@ static VkCommandBuffer begin(void) {
 
 /* Between commands, or (external) a buffer that comes from or goes to the other side. */
 static void barrier(VkCommandBuffer commands, struct buffer b, uint32_t from, uint32_t to) {
-  VkBufferMemoryBarrier info = { .sType = VK_STRUCTURE_TYPE_BUFFER_MEMORY_BARRIER, .srcQueueFamilyIndex = from, .dstQueueFamilyIndex = to,
-                                 .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
+  VkBufferMemoryBarrier info = { .sType = VK_STRUCTURE_TYPE_BUFFER_MEMORY_BARRIER, .srcQueueFamilyIndex = from,
+                                 .dstQueueFamilyIndex = to, .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
                                  .dstAccessMask = VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT, .buffer = b.handle,
                                  .size = VK_WHOLE_SIZE };
   vk.CmdPipelineBarrier(commands, VK_PIPELINE_STAGE_TRANSFER_BIT, VK_PIPELINE_STAGE_TRANSFER_BIT, 0, 0, NULL, 1, &info, 0, NULL);
@@ -217,12 +219,13 @@ static void barrier(VkCommandBuffer commands, struct buffer b, uint32_t from, ui
 
 static void submit(VkCommandBuffer commands, VkSemaphore semaphore, uint64_t wait, uint64_t signal) {
   VK(vk.EndCommandBuffer(commands));
-  VkTimelineSemaphoreSubmitInfo values = { .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO, .waitSemaphoreValueCount = wait > 0,
-                                           .pWaitSemaphoreValues = &wait, .signalSemaphoreValueCount = 1, .pSignalSemaphoreValues = &signal };
+  VkTimelineSemaphoreSubmitInfo values = { .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
+                                           .waitSemaphoreValueCount = wait > 0, .pWaitSemaphoreValues = &wait,
+                                           .signalSemaphoreValueCount = 1, .pSignalSemaphoreValues = &signal };
   VkPipelineStageFlags stage = VK_PIPELINE_STAGE_TRANSFER_BIT;
-  VkSubmitInfo info = { .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .pNext = &values, .waitSemaphoreCount = wait > 0, .pWaitSemaphores = &semaphore,
-                        .pWaitDstStageMask = &stage, .commandBufferCount = 1, .pCommandBuffers = &commands, .signalSemaphoreCount = 1,
-                        .pSignalSemaphores = &semaphore };
+  VkSubmitInfo info = { .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .pNext = &values, .waitSemaphoreCount = wait > 0,
+                        .pWaitSemaphores = &semaphore, .pWaitDstStageMask = &stage, .commandBufferCount = 1,
+                        .pCommandBuffers = &commands, .signalSemaphoreCount = 1, .pSignalSemaphores = &semaphore };
   VK(vk.QueueSubmit(vk.queue, 1, &info, VK_NULL_HANDLE));
 }
 
@@ -296,8 +299,9 @@ static void operate(nib_runtime *rt, nib_stream *stream, nib_tensor *memory) {
     nib_tensor_release(bytes);
     nib_tensor_release(typed);
   }
-  nib_append_desc append = { .append_key = t[KEY], .append_value = t[KEY], .slot_mapping = t[SLOTS], .paged_kv_cache = { .stacked = t[DATA] },
-                             .kv_cache_sf = { .stacked = t[SCALES] }, .k_scale = { t[SCALE], 0 }, .v_scale = { t[SCALE], 0 } };
+  nib_append_desc append = { .append_key = t[KEY], .append_value = t[KEY], .slot_mapping = t[SLOTS],
+                             .paged_kv_cache = { .stacked = t[DATA] }, .kv_cache_sf = { .stacked = t[SCALES] },
+                             .k_scale = { t[SCALE], 0 }, .v_scale = { t[SCALE], 0 } };
   nib_dequantize_desc dequantize = { .paged_kv_cache = { .stacked = t[DATA] }, .kv_cache_sf = { .stacked = t[SCALES] },
                                      .block_tables = t[TABLES], .seq_lens = t[LENGTHS], .k_scale = t[SCALE], .v_scale = t[SCALE],
                                      .output_k = t[OUT_K], .output_v = t[OUT_V] };
@@ -443,6 +447,6 @@ int main(void) {
   vk.DestroyCommandPool(vk.device, vk.pool, NULL);
   vk.DestroyDevice(vk.device, NULL);
   vk.DestroyInstance(vk.instance, NULL);
-  printf("all is well between Vulkan and %s\n", "CUDA");
+  puts("all is well between Vulkan and CUDA");
   return 0;
 }

@@ -76,8 +76,7 @@ CUresult standin_MemFree(CUdeviceptr pointer) {
   if (!block || !block->shared || block->data != data)
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%p is no mapped buffer", data));
   size_t bytes = block->bytes;
-  standin_block_unshare(block);
-  munmap(data, bytes);
+  if (standin_block_unshare(block)) munmap(data, bytes);
   return standin_leave(CUDA_SUCCESS);
 }
 
@@ -255,8 +254,8 @@ CUresult standin_MemUnmap(CUdeviceptr pointer, size_t bytes) {
   struct range *range = *find_range(pointer, bytes);
   if (!range || !range->mapped) return standin_leave(CUDA_ERROR_INVALID_VALUE);
   struct block *block = standin_block_at(range->data);
-  if (block) standin_block_unshare(block);
-  mmap(range->data, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (!block || standin_block_unshare(block))
+    mmap(range->data, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   range->mapped = false;
   return standin_leave(CUDA_SUCCESS);
 }

@@ -138,10 +138,12 @@ static void block_delete(struct block *block) {
   free(block);
 }
 
-void standin_block_unshare(struct block *block) {
-  if (standin_is_in_use(block->data, block->bytes)) standin_misuse(CUDA_SUCCESS, "work that is queued still uses the memory");
+bool standin_block_unshare(struct block *block) {
+  bool used = standin_is_in_use(block->data, block->bytes);
+  if (used) standin_misuse(CUDA_SUCCESS, "work that is queued still uses the memory");
   standin_live[LIVE_MAPPED]--;
   block_delete(block);
+  return !used;
 }
 
 static void fill(const struct block *block, int byte) {

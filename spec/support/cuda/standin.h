@@ -156,7 +156,7 @@ struct block {
 void standin_check_words(const char *who, const void *words, size_t bytes);
 struct block *standin_block_at(const void *address); /* NULL: there is none */
 struct block *standin_block_share(void *data, size_t bytes); /* NULL: no memory */
-void standin_block_unshare(struct block *block);             /* a misuse while work uses it */
+bool standin_block_unshare(struct block *block); /* false, and a misuse: work uses it, so that it must stay mapped */
 void standin_block_fill(struct block *block);
 void standin_block_free(struct block *block);
 void standin_check_guards(void);

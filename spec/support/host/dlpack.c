@@ -260,6 +260,7 @@ static void exports(nib_runtime *rt, nib_device *device) {
   CHECK(nib_tensor_data(back) == nib_tensor_data(tensor));
   nib_tensor_release(tensor);
   float last[24];
+  OK(rt, nib_stream_synchronize(consumer, -1)); /* what it is ordered behind: nobody else knows that it is the same memory */
   OK(rt, nib_tensor_read(back, last, sizeof last, -1));
   CHECK(last[23] == 3);
   nib_tensor_release(back);
@@ -316,8 +317,8 @@ static void *release_all(void *argument) {
   return NULL;
 }
 
-/* Exports outlive the runtime: some came back before it is closed, some while, some after, on four threads, while the host releases its own
- * handles. `mode` 0: the exports are last; 1: the handles are. */
+/* Exports outlive the runtime: some come back before it is closed, some while, some after, on four threads, while the host releases
+ * its own handles. `mode` 0: the exports are last; 1: the handles are. */
 static void end(int mode) {
   nib_config config = { .allocate = allocate, .threads = 2 };
   nib_runtime *rt;
@@ -368,6 +369,39 @@ static void end(int mode) {
   CHECK(live == 0);
 }
 
+/* Owners that are told wait for a thread on which an export comes back, as Python's lock makes them: `while_closing`, or after it. */
+static void let_go_and_wait(void *user) { let_go_elsewhere(user); }
+
+static void end_waiting(bool while_closing) {
+  nib_config config = { .allocate = allocate };
+  nib_runtime *rt;
+  managed *first, *out;
+  OK(NULL, nib_runtime_create(&config, &rt));
+  nib_device *device = device_of(rt);
+  nib_tensor *memory = make(device, NIB_FLOAT32, 24), *other = make(device, NIB_FLOAT32, 24), *lent, *wrapped;
+  OK(rt, nib_device_synchronize(device, -1));
+  OK(rt, nib_tensor_to_dlpack(other, -1, &out));
+  nib_wrap_desc desc = { .dtype = NIB_FLOAT32, .ndim = 1, .shape = (int64_t[]){ 24 }, .data = nib_tensor_data(memory),
+                         .release = let_go_and_wait, .user = out };
+  OK(rt, nib_tensor_wrap(device, &desc, &wrapped));
+  OK(rt, nib_tensor_to_dlpack(memory, -1, &first)); /* a round trip, of which both ends are left to the runtime's end */
+  OK(rt, nib_tensor_from_dlpack(rt, first, &lent));
+  OK(rt, nib_tensor_to_dlpack(wrapped, -1, &first));
+  if (while_closing) {
+    first->deleter(first);
+    nib_runtime_close(rt);
+    nib_tensor_release(wrapped);
+  } else {
+    nib_runtime_close(rt);
+    nib_tensor_release(wrapped);
+    first->deleter(first);
+  }
+  nib_tensor_release(lent);
+  nib_tensor_release(memory);
+  nib_tensor_release(other);
+  CHECK(live == 0);
+}
+
 /* ---- Memory of the host's ------------------------------------------------------------------------------------------ */
 
 static void count(void *user) { ++*(int *)user; }
@@ -407,5 +441,7 @@ int main(void) {
   wraps(rt, device_of(rt));
   nib_runtime_close(rt);
   for (int round = 0; round < 30; round++) end(round % 2);
+  end_waiting(true);
+  end_waiting(false);
   return 0;
 }

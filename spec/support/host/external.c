@@ -30,7 +30,8 @@ static struct shared share(size_t bytes) {
 static bool is_open(int fd) { return fcntl(fd, F_GETFD) != -1; }
 
 static void await(const unsigned char *semaphore, uint64_t value) {
-  while (__atomic_load_n((const uint64_t *)semaphore, __ATOMIC_ACQUIRE) < value) nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
+  while (__atomic_load_n((const uint64_t *)semaphore, __ATOMIC_ACQUIRE) < value)
+    nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
 }
 
 static void signal_value(unsigned char *semaphore, uint64_t value) {
@@ -152,6 +153,26 @@ static void exported(nib_runtime *rt, nib_device *device) {
   nib_tensor_release(other);
   OK(rt, nib_tensor_create_exportable(device, NIB_FLOAT32, 1, (int64_t[]){ 0 }, &other));
   nib_tensor_release(other);
+}
+
+/* To and from another GPU, which is not let into such memory: by way of the GPU's own. */
+static void between_gpus(nib_runtime *rt, nib_device *device) {
+  nib_device *other;
+  nib_tensor *shared, *there, *back;
+  const int64_t shape[] = { 100 };
+  float values[100];
+  if (nib_device_find(rt, "cuda:1", &other) != NIB_OK) return;
+  OK(rt, nib_tensor_create_exportable(device, NIB_FLOAT32, 1, shape, &shared));
+  there = make(other, NIB_FLOAT32, 100);
+  OK(rt, nib_tensor_create_exportable(device, NIB_FLOAT32, 1, shape, &back));
+  OK(rt, nib_tensor_arange(nib_device_default_stream(device), shared, NIB_INTEGER(0), NIB_INTEGER(1)));
+  OK(rt, nib_tensor_copy(nib_device_default_stream(device), there, shared));
+  OK(rt, nib_tensor_copy(nib_device_default_stream(device), back, there));
+  OK(rt, nib_tensor_read(back, values, sizeof values, -1));
+  CHECK(values[99] == 99);
+  nib_tensor_release(shared);
+  nib_tensor_release(there);
+  nib_tensor_release(back);
 }
 
 /* ---- What is refused, and stays the caller's ------------------------------------------------------------------------ */
@@ -277,6 +298,7 @@ int main(void) {
   if (strcmp(device_name(), "cpu") != 0) {
     in_turn(rt, device_of(rt));
     exported(rt, device_of(rt));
+    between_gpus(rt, device_of(rt));
     refusals(rt, device_of(rt));
     for (int i = 0; i < 10; i++) ends();
   }
