@@ -84,7 +84,7 @@ static nib_status check_output(const char *operation, const char *name, const ni
                   operation, name, nib_describe(tensor, text, sizeof text));
 }
 
-static nib_status check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream) {
+nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream) {
   if (nib_tensor_dev(tensor) == stream->device) return NIB_OK;
   return nib_fail(stream->device->runtime, NIB_INVALID, "%s: %s: expected a tensor on the stream's device %s, got one on %s",
                   operation, name, stream->device->info.name, nib_tensor_dev(tensor)->info.name);
@@ -93,7 +93,7 @@ static nib_status check_device(const char *operation, const char *name, const ni
 nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number value) {
   nib_runtime *rt = stream->device->runtime;
   nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = check_device("tensor:fill", "tensor", tensor, stream);
+  if (status == NIB_OK) status = nib_check_device("tensor:fill", "tensor", tensor, stream);
   if (status == NIB_OK) status = check_output("tensor:fill", "tensor", tensor);
   if (status != NIB_OK) return status;
   struct nib_fill_params params = { .destination = nib_tensor_data(tensor), .type = (int32_t)tensor->dtype };
@@ -314,9 +314,9 @@ static nib_status copy_here(nib_stream *stream, nib_tensor *destination, nib_ten
 
 nib_status nib_tensor_copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
   nib_tensor view;
-  nib_status status = check_device("tensor:copy", "destination", destination, to);
+  nib_status status = nib_check_device("tensor:copy", "destination", destination, to);
   if (status == NIB_OK) status = check_copy(destination, source, &view);
-  if (status == NIB_OK) status = check_device("tensor:copy", "source", source, from);
+  if (status == NIB_OK) status = nib_check_device("tensor:copy", "source", source, from);
   if (status != NIB_OK) return status;
   bool up = nib_tensor_dev(source)->backend->host_memory;
   if (nib_tensor_numel(destination) == 0) return nib_check_stream(to, "tensor:copy");
@@ -359,7 +359,7 @@ static nib_status check_sequence(nib_stream *stream, const char *operation, nib_
   nib_runtime *rt = stream->device->runtime;
   char text[NIB_DESCRIPTION];
   nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = check_device(operation, "tensor", tensor, stream);
+  if (status == NIB_OK) status = nib_check_device(operation, "tensor", tensor, stream);
   if (status == NIB_OK && !nib_tensor_is_contiguous(tensor))
     status = nib_fail(rt, NIB_INVALID, "%s: tensor: expected a contiguous tensor, got %s with other strides", operation,
                       nib_describe(tensor, text, sizeof text));
@@ -437,7 +437,7 @@ static nib_status check_bytes(const char *operation, const nib_tensor *tensor, s
 nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *data, size_t bytes) {
   nib_device *device = stream->device;
   nib_status status = nib_enter(device->runtime);
-  if (status == NIB_OK) status = check_device("tensor:write", "tensor", tensor, stream);
+  if (status == NIB_OK) status = nib_check_device("tensor:write", "tensor", tensor, stream);
   if (status == NIB_OK) status = check_output("tensor:write", "tensor", tensor);
   if (status == NIB_OK) status = check_bytes("tensor:write", tensor, bytes);
   if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:write");

@@ -308,6 +308,7 @@ void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write);
   } while (0)
 
 /* ---- data.c ---- */
+nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream);
 nib_status nib_fetch(nib_tensor *tensor, void *data, size_t bytes); /* the elements, row-major, once their writers are done */
 
 /* ---- module.c ---- */

@@ -375,6 +375,11 @@ NIB_API nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *m
  * and such memory counts neither in nib_device_memory nor against memory_cap. The runtime orders its own work on it; what the
  * others do is for the host to order, by waiting, by events in a stream of theirs (nib_stream_wrap), or by semaphores. */
 
+/* Whatever the stream does so far, the work of others in its order included (a semaphore's wait, a producer's before it, the host's in
+ * a wrapped stream), counts as having written the tensor: nib_tensor_read, copies and all else that waits for its writers waits for
+ * that. Work of the stream itself needs it not. INVALID for a stream of another device; not during a capture. */
+NIB_API nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream);
+
 typedef struct nib_wrap_desc {
   nib_dtype dtype;
   int32_t ndim;
@@ -396,8 +401,8 @@ NIB_API nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc
  * and memory that CUDA has pinned.
  *
  * From a framework: the tensor owns `managed` from now on and calls its deleter as `release` above is called. If it fails (another
- * major version, a device or an element type that there is not, negative strides), `managed` is still the caller's. What its
- * producer does not order behind `stream` of __dlpack__ (a nib_stream_handle, on a GPU), the caller has to. */
+ * major version, a device or an element type that there is not, negative strides), `managed` is still the caller's. On a GPU its
+ * contents are there in the order of the stream whose nib_stream_handle was `stream` of __dlpack__ (nib_tensor_written). */
 NIB_API nib_status nib_tensor_from_dlpack(nib_runtime *runtime, struct DLManagedTensorVersioned *managed, nib_tensor **out);
 /* To a framework, which calls the deleter when its own work on the memory is done. The deleter may be called on any thread, also
  * after the runtime was closed: the memory (and a GPU's context) stays until then. Before the end, the memory is free at the next

@@ -170,6 +170,22 @@ nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user
   return NIB_OK;
 }
 
+nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  nib_status status = nib_check_stream(stream, "tensor:written");
+  if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:written");
+  if (status == NIB_OK) status = nib_check_device("tensor:written", "tensor", tensor, stream);
+  if (status == NIB_OK) status = nib_uses_reserve(rt, &tensor->storage->deferred.uses);
+  if (status != NIB_OK) return status;
+  if (!device->backend->host_memory) stream->submitted++; /* work of others has no ticket; the CPU's streams do none */
+  if (stream->submitted > 0) nib_uses_add(&tensor->storage->deferred.uses, stream, stream->submitted, true);
+  nib_access access = { tensor, true, "tensor", NULL };
+  NIB_TELL(rt, NIB_OBSERVED_WORK, .operation = "tensor:written", .device = device, .stream = stream->id, .accesses = &access,
+           .access_count = 1);
+  return NIB_OK;
+}
+
 /* ---- Waiting ------------------------------------------------------------------------------------------------------- */
 
 nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {

@@ -39,6 +39,7 @@ for name, result, *arguments in [
     ("nib_tensor_write", ctypes.c_int, void, void, void, ctypes.c_size_t),
     ("nib_tensor_copy", ctypes.c_int, void, void, void), ("nib_tensor_is_read_only", ctypes.c_bool, void),
     ("nib_tensor_permute", ctypes.c_int, void, ctypes.c_int32, void, void),
+    ("nib_tensor_written", ctypes.c_int, void, void),
     ("nib_tensor_from_dlpack", ctypes.c_int, void, void, void), ("nib_tensor_to_dlpack", ctypes.c_int, void, ctypes.c_ssize_t, void),
 ]:
     function = getattr(lib, name)
@@ -84,6 +85,8 @@ class Runtime:
         out = void()
         self.check(lib.nib_tensor_from_dlpack(self.handle, api.PyCapsule_GetPointer(capsule, VERSIONED), ctypes.byref(out)))
         api.PyCapsule_SetName(capsule, USED)  # so that its destructor leaves it alone
+        if GPU:
+            self.check(lib.nib_tensor_written(out, self.stream))
         return Tensor(self, out)
 
 

@@ -528,6 +528,7 @@ static const struct entry entries[] = {
   { graph_wait, "nib_graph_wait", 0 },
   { wrap_nothing, "nib_device_use_context nib_stream_wrap nib_stream_handle", MAKES_DO },
   { wrap, "nib_tensor_wrap", 0 },
+  { written, "nib_tensor_written", 0 },
   { dlpack, "nib_tensor_to_dlpack nib_tensor_from_dlpack", 0 },
   { import, "nib_tensor_import", 0 },
   { export, "nib_tensor_create_exportable nib_tensor_export", 0 },

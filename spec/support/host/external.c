@@ -226,6 +226,32 @@ static void refusals(nib_runtime *rt, nib_device *device) {
   munmap(counter.data, 8);
 }
 
+/* What is waited for in a stream is there for reads, too. */
+static void written(nib_runtime *rt, nib_device *device) {
+  struct shared memory = share(4096), counter = share(8);
+  nib_import_desc desc = { .fd = memory.fd, .bytes = 4096 };
+  nib_stream *stream;
+  nib_semaphore *semaphore;
+  nib_tensor *tensor;
+  unsigned char bytes[4096];
+  OK(rt, nib_stream_create(device, 0, &stream));
+  OK(rt, nib_tensor_import(device, &desc, &tensor));
+  OK(rt, nib_semaphore_import(device, counter.fd, &semaphore));
+  OK(rt, nib_semaphore_wait(stream, semaphore, 1));
+  OK(rt, nib_tensor_wait(tensor, 0));
+  OK(rt, nib_tensor_written(tensor, stream));
+  CHECK(nib_tensor_wait(tensor, 2000) == NIB_TIMEOUT);
+  memset(memory.data, 0x3C, 4096);
+  signal_value(counter.data, 1);
+  OK(rt, nib_tensor_read(tensor, bytes, sizeof bytes, -1));
+  CHECK(bytes[4095] == 0x3C);
+  nib_tensor_release(tensor);
+  nib_semaphore_release(semaphore);
+  nib_stream_release(stream);
+  munmap(memory.data, 4096);
+  munmap(counter.data, 8);
+}
+
 static void on_the_cpu(nib_runtime *rt) {
   struct shared memory = share(4096);
   nib_import_desc desc = { .fd = memory.fd, .bytes = 4096 };
@@ -299,6 +325,7 @@ int main(void) {
     in_turn(rt, device_of(rt));
     exported(rt, device_of(rt));
     between_gpus(rt, device_of(rt));
+    written(rt, device_of(rt));
     refusals(rt, device_of(rt));
     for (int i = 0; i < 10; i++) ends();
   }
