@@ -270,12 +270,14 @@ del array
 step("a permuted view goes out as it is, and outlives its tensors")
 
 # The order of streams: what is queued here comes before what the framework does next, without a wait in between.
-N = 1 << 22
+# The last copy matters, and comes long after the call.
+N = 1 << (26 if GPU else 22)
 source, target = rt.create("float32", N), rt.create("float32", N)
-for round in range(1, 11):
+nothing = rt.create("float32", N).write(bytes(4 * N))
+for round in range(1, 6):
     source.write(raw(make("float32", 1) * 0 + round) * N)
-    for _ in range(20):
-        rt.check(lib.nib_tensor_copy(rt.stream, target.handle, source.handle))
+    for each in [nothing] * (200 if GPU else 20) + [source]:
+        rt.check(lib.nib_tensor_copy(rt.stream, target.handle, each.handle))
     array = adopt(target)
     total = float(array.sum(dtype=torch.float64 if GPU else "float64"))
     assert total == round * N, (round, total)
@@ -288,11 +290,11 @@ if GPU:  # and the other way: work of PyTorch's current stream comes before what
     side = torch.cuda.Stream()
     for round in range(1, 11):
         with torch.cuda.stream(side):
-            array = torch.zeros(N, device=DEVICE)
-            for _ in range(20):
-                array += round
+            array = torch.zeros(1000, device=DEVICE)
+            torch.cuda._sleep(50000000)  # some 25 ms
+            array += round
             tensor = rt.take(array)
-        assert tensor.bytes() == raw(torch.full((N,), 20.0 * round, device=DEVICE)[:1]) * N
+        assert tensor.bytes() == raw(torch.full((1,), float(round), device=DEVICE)) * 1000
         tensor.release()
         rt.tick()
     step("what PyTorch has queued is done before the tensor is read")
@@ -327,7 +329,7 @@ del array
 threads = [threading.Thread(target=drop, args=([arrays.pop() for _ in range(2)],)) for _ in range(4)]
 for thread in threads:
     thread.start()
-for tensor in tensors[8:] + [source, target, kept]:
+for tensor in tensors[8:] + [source, target, nothing, kept]:
     tensor.release()
 for thread in threads:
     thread.join()
