@@ -304,7 +304,7 @@ if nvcc then
     targetextension ".so.1"
     in_standin()
     files { "spec/support/cuda/libcuda.c", "spec/support/cuda/faults.c", "spec/support/cuda/memory.c",
-      "spec/support/cuda/stream.c", "spec/support/cuda/capture.c" }
+      "spec/support/cuda/stream.c", "spec/support/cuda/capture.c", "spec/support/cuda/external.c" }
     buildoptions { "-isystem " .. cuda_include }
     linkoptions { "-Wl,-soname,libcuda.so.1" }
     links { "runtime", "m", "dl" }

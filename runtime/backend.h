@@ -26,6 +26,21 @@ struct nib_backend {
   nib_status (*pinned_allocate)(nib_device *device, size_t bytes, void **out);
   void (*pinned_free)(nib_device *device, void *data);
 
+  /* Whether memory of the host's is what this device reaches; NULL: there is no telling. */
+  nib_status (*memory_check)(nib_device *device, const char *operation, const void *data);
+  /* Memory and timeline semaphores that others reach by file descriptors; NULL where there are none. An import leaves the caller's
+   * descriptor alone; shared_free and semaphore_destroy come when nothing uses them any more. */
+  nib_status (*shared_create)(nib_device *device, size_t bytes, void **data, void **shared);
+  nib_status (*shared_import)(nib_device *device, const nib_import_desc *desc, void **data, void **shared);
+  nib_status (*shared_export)(nib_device *device, void *shared, int *fd, uint64_t *bytes);
+  void (*shared_free)(nib_device *device, void *shared);
+  nib_status (*semaphore_import)(nib_device *device, int fd, void **out);
+  void (*semaphore_destroy)(nib_device *device, void *semaphore);
+  nib_status (*semaphore_wait)(nib_stream *stream, void *semaphore, uint64_t value);
+  nib_status (*semaphore_signal)(nib_stream *stream, void *semaphore, uint64_t value);
+  /* A stream of another framework's, as DLPack numbers them, comes after what writes; NULL with host_memory. */
+  nib_status (*lead_consumer)(nib_device *device, intptr_t consumer, const struct nib_uses *uses);
+
   /* A context of the host's for device_open to use, and streams of the host's; NULL where there are none. stream_unwrap: the host
    * may destroy the handle from now on, so that the rest of the stream's work is told apart without it. */
   nib_status (*use_context)(nib_device *device, void *context);

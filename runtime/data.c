@@ -77,13 +77,14 @@ bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) 
 
 static nib_status check_output(const char *operation, const char *name, const nib_tensor *tensor) {
   char text[NIB_DESCRIPTION];
-  if (!nib_tensor_overlaps_itself(tensor)) return NIB_OK;
+  nib_status status = nib_check_writable(operation, name, tensor);
+  if (status != NIB_OK || !nib_tensor_overlaps_itself(tensor)) return status;
   return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID,
                   "%s: %s: expected a tensor whose elements do not overlap in memory, got %s with a stride that repeats them",
                   operation, name, nib_describe(tensor, text, sizeof text));
 }
 
-static nib_status check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream) {
+nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream) {
   if (nib_tensor_dev(tensor) == stream->device) return NIB_OK;
   return nib_fail(stream->device->runtime, NIB_INVALID, "%s: %s: expected a tensor on the stream's device %s, got one on %s",
                   operation, name, stream->device->info.name, nib_tensor_dev(tensor)->info.name);
@@ -92,7 +93,7 @@ static nib_status check_device(const char *operation, const char *name, const ni
 nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number value) {
   nib_runtime *rt = stream->device->runtime;
   nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = check_device("tensor:fill", "tensor", tensor, stream);
+  if (status == NIB_OK) status = nib_check_device("tensor:fill", "tensor", tensor, stream);
   if (status == NIB_OK) status = check_output("tensor:fill", "tensor", tensor);
   if (status != NIB_OK) return status;
   struct nib_fill_params params = { .destination = nib_tensor_data(tensor), .type = (int32_t)tensor->dtype };
@@ -222,6 +223,9 @@ static nib_status follow(nib_stream *stream, nib_stream *other) {
   return status;
 }
 
+/* Of the device's pool, which its peers may reach; what others have made is not shared with them. */
+static bool is_own(const nib_tensor *tensor) { return !tensor->storage->owner && !tensor->storage->shared; }
+
 /* Between two GPUs: work of `to`, and in its order also of `from`, so that later work there may overwrite the source. */
 static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
   nib_tensor *packed = NULL, *landing = NULL;
@@ -229,8 +233,9 @@ static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *des
   if (status == NIB_OK) status = nib_check_stream(from, "tensor:copy");
   if (status == NIB_OK) status = nib_check_not_capturing(to->device, "tensor:copy");
   if (status == NIB_OK) status = nib_check_not_capturing(from->device, "tensor:copy");
-  bool pack = source->dtype != destination->dtype || !nib_tensor_is_contiguous(source);
-  bool land = nib_tensor_numel(source) != nib_tensor_numel(destination) || !nib_tensor_is_contiguous(destination);
+  bool pack = source->dtype != destination->dtype || !nib_tensor_is_contiguous(source) || !is_own(source);
+  bool land = nib_tensor_numel(source) != nib_tensor_numel(destination) || !nib_tensor_is_contiguous(destination) ||
+              !is_own(destination);
   if (status == NIB_OK && pack) status = nib_tensor_create(from->device, destination->dtype, source->ndim, source->shape, &packed);
   if (status == NIB_OK && land) status = nib_tensor_create(to->device, destination->dtype, source->ndim, source->shape, &landing);
   if (status == NIB_OK && pack) status = follow_uses(from, source, true);
@@ -309,9 +314,9 @@ static nib_status copy_here(nib_stream *stream, nib_tensor *destination, nib_ten
 
 nib_status nib_tensor_copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
   nib_tensor view;
-  nib_status status = check_device("tensor:copy", "destination", destination, to);
+  nib_status status = nib_check_device("tensor:copy", "destination", destination, to);
   if (status == NIB_OK) status = check_copy(destination, source, &view);
-  if (status == NIB_OK) status = check_device("tensor:copy", "source", source, from);
+  if (status == NIB_OK) status = nib_check_device("tensor:copy", "source", source, from);
   if (status != NIB_OK) return status;
   bool up = nib_tensor_dev(source)->backend->host_memory;
   if (nib_tensor_numel(destination) == 0) return nib_check_stream(to, "tensor:copy");
@@ -354,7 +359,7 @@ static nib_status check_sequence(nib_stream *stream, const char *operation, nib_
   nib_runtime *rt = stream->device->runtime;
   char text[NIB_DESCRIPTION];
   nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = check_device(operation, "tensor", tensor, stream);
+  if (status == NIB_OK) status = nib_check_device(operation, "tensor", tensor, stream);
   if (status == NIB_OK && !nib_tensor_is_contiguous(tensor))
     status = nib_fail(rt, NIB_INVALID, "%s: tensor: expected a contiguous tensor, got %s with other strides", operation,
                       nib_describe(tensor, text, sizeof text));
@@ -432,7 +437,7 @@ static nib_status check_bytes(const char *operation, const nib_tensor *tensor, s
 nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *data, size_t bytes) {
   nib_device *device = stream->device;
   nib_status status = nib_enter(device->runtime);
-  if (status == NIB_OK) status = check_device("tensor:write", "tensor", tensor, stream);
+  if (status == NIB_OK) status = nib_check_device("tensor:write", "tensor", tensor, stream);
   if (status == NIB_OK) status = check_output("tensor:write", "tensor", tensor);
   if (status == NIB_OK) status = check_bytes("tensor:write", tensor, bytes);
   if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:write");

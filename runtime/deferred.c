@@ -61,6 +61,7 @@ void nib_defer(struct nib_deferred *object) {
 }
 
 void nib_reap(nib_device *device, int64_t deadline_us) {
+  nib_exports_take_back(device->runtime);
   struct nib_deferred *todo = device->limbo, *kept = NULL;
   device->limbo = NULL; /* a plan's end may put storages there */
   while (todo) {

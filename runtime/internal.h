@@ -2,6 +2,8 @@
 #ifndef NIB_INTERNAL_H
 #define NIB_INTERNAL_H
 
+#include <pthread.h>
+
 #include "nibble.h"
 #include "../kernels/params.h"
 
@@ -31,10 +33,28 @@ struct nib_storage {
   struct nib_deferred deferred;
   struct nib_storage *next, *previous; /* all storages of the device that hold memory */
   void *data;
-  size_t bytes;
+  size_t bytes, counted; /* counted: as memory of the device's; 0 for what was not allocated here */
   uint64_t id;
   int32_t references, pins; /* pins: references that are graphs' */
+  int32_t exports;          /* references that are other frameworks' */
+  bool read_only;
   nib_device *pinned_by;    /* of the CPU's: the GPU whose driver gave the memory; NULL: ordinary */
+  void *shared;             /* the device's, of memory that others reach by a file descriptor; NULL: ordinary */
+  bool owner;               /* somebody else's memory, who is told by */
+  void (*release)(void *user); /* (NULL: is not told) */
+  void *user;
+};
+
+/* Where a storage's memory comes from: all zero, the device's allocator. */
+struct nib_origin {
+  size_t bytes;
+  nib_device *pinned_by;
+  bool exportable;
+  bool adopted; /* it is there already: of a file descriptor (shared), or the host's */
+  void *data, *shared;
+  bool read_only;
+  void (*release)(void *user);
+  void *user;
 };
 
 struct nib_tensor {
@@ -58,6 +78,11 @@ struct nib_stream {
   struct nib_capture *capture;
   int32_t *frontier;
   int32_t frontier_count, frontier_capacity;
+};
+
+struct nib_semaphore {
+  struct nib_deferred deferred;
+  void *impl; /* the device's */
 };
 
 struct nib_event {
@@ -142,7 +167,12 @@ struct nib_runtime {
   int32_t process; /* the one that created it */
   const volatile char *own_process; /* 1 in that process, 0 in a child; NULL: ask for the id */
   bool closed;
-  int64_t handles; /* objects that hosts hold */
+  int64_t handles; /* atomic; objects that hosts hold, and exports */
+  pthread_mutex_t exports_lock; /* recursive; of what exports touch on foreign threads: */
+  int32_t exports_depth;
+  struct nib_export *returned;  /* those that came back; atomic */
+  struct nib_storage *gone;     /* whose owners are told when the lock is free */
+  int64_t lingering;            /* storages that keep devices open beyond the runtime's end */
   uint64_t last_stream_id, last_capture_id, last_id; /* last_id: of storages, events and graphs */
   void (*observe)(void *user, const nib_observation *observation);
   void *observe_user;
@@ -193,6 +223,10 @@ nib_status nib_enter(nib_runtime *rt);
 bool nib_is_forked(const nib_runtime *rt);
 void nib_handle_added(nib_runtime *rt);
 void nib_handle_removed(nib_runtime *rt); /* may free the runtime */
+/* After the runtime's end exports and handles may come back on several threads at once. */
+void nib_exports_lock(nib_runtime *rt);
+void nib_exports_unlock(nib_runtime *rt);
+void nib_runtime_lets_go(struct nib_storage *storage); /* of one that was exported beyond its end, with the lock */
 nib_status nib_device_open(nib_device *device); /* before the first use; OK at once afterwards */
 /* Refuses a wait or a host access while a stream of the device captures. */
 nib_status nib_check_not_capturing(nib_device *device, const char *operation);
@@ -211,10 +245,29 @@ void nib_defer(struct nib_deferred *object);                    /* destroys it n
 void nib_reap(nib_device *device, int64_t deadline_us); /* destroys what is done, until nib_now_us() passes the deadline; 0: none */
 void nib_drain(nib_device *device);                             /* waits for what uses the limbo's objects, then reaps */
 
-/* ---- tensor.c ---- */
+/* ---- storage.c ---- */
+nib_status nib_storage_create(nib_device *device, const struct nib_origin *origin, struct nib_storage **out);
 void nib_storage_retain(struct nib_storage *storage);
 void nib_storage_release(struct nib_storage *storage);
 bool nib_storage_free(struct nib_storage *storage); /* its memory alone; false: not yet */
+void nib_storages_tell(struct nib_storage *gone);   /* their owners, and frees them */
+/* A tensor on memory of somebody else's. pinned_by: as in a storage. */
+nib_status nib_wrap(nib_device *device, nib_device *pinned_by, const char *operation, const nib_wrap_desc *desc, nib_tensor **out);
+/* Refuses devices that share nothing by file descriptor, and empties *out. */
+nib_status nib_check_fds(nib_device *device, const char *operation, void *out);
+
+/* ---- dlpack.c ---- */
+void nib_exports_take_back(nib_runtime *rt); /* those that came back on other threads */
+
+/* ---- tensor.c ---- */
+/* A tensor of checked shape and strides (NULL: compact) on a storage of its own. */
+nib_status nib_tensor_on(nib_device *device, const struct nib_origin *origin, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+                         const int64_t *stride, nib_tensor **out);
+/* Sizes that are not negative and whose product in bytes stays below 2^62, whatever order they are multiplied in. */
+nib_status nib_check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
+                           const int64_t *shape);
+/* A GPU that is in use already, otherwise the first that can be; NULL: there is none. */
+nib_device *nib_find_pinning(nib_runtime *rt);
 /* Writes "float32 {2, 3}" for messages; returns text. */
 const char *nib_describe(const nib_tensor *tensor, char *text, size_t size);
 #define NIB_DESCRIPTION 160
@@ -233,6 +286,8 @@ nib_status nib_submit(nib_stream *stream, const char *operation, const struct ni
                       int32_t access_count);
 /* Refuses streams that cannot take work now: another capture is open on their device and they have not joined it. */
 nib_status nib_check_stream(nib_stream *stream, const char *operation);
+/* Refuses to write somebody else's memory that is only to be read. */
+nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor);
 nib_status nib_stream_open_default(nib_device *device);
 /* Waits for what writes, on any device. Refused while one of those that still do captures. */
 nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64_t timeout_us);
@@ -253,6 +308,7 @@ void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write);
   } while (0)
 
 /* ---- data.c ---- */
+nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream);
 nib_status nib_fetch(nib_tensor *tensor, void *data, size_t bytes); /* the elements, row-major, once their writers are done */
 
 /* ---- module.c ---- */

@@ -47,6 +47,8 @@ typedef struct nib_tensor nib_tensor;
 typedef struct nib_stream nib_stream;
 typedef struct nib_event nib_event;
 typedef struct nib_graph nib_graph;
+typedef struct nib_semaphore nib_semaphore;
+struct DLManagedTensorVersioned; /* of dlpack.h, version 1 */
 
 /* ---- Status ------------------------------------------------------------------------------------------------------- */
 
@@ -113,7 +115,8 @@ NIB_API const char *nib_version(void);
 NIB_API nib_status nib_runtime_create(const nib_config *config, nib_runtime **out);
 
 /* Ends an open capture, waits for what is running (kernels that have not begun are dropped, once all
- * functions given to nib_stream_call have run), joins the runtime's threads and frees all memory of tensors. Objects that are
+ * functions given to nib_stream_call have run; a semaphore that nobody signals is waited for too), joins the runtime's threads and
+ * frees all memory of tensors, but for what other frameworks still have (nib_tensor_to_dlpack). Objects that are
  * still there can only be released, every other call on them returns CLOSED. In a child process after fork it does nothing.
  * NULL is allowed. */
 NIB_API void nib_runtime_close(nib_runtime *runtime);
@@ -139,6 +142,7 @@ typedef struct nib_device_info {
   bool available;
   uint64_t memory_bytes; /* 0 if unknown */
   int32_t processors;    /* threads or multiprocessors */
+  uint8_t uuid[16];      /* of a GPU, as Vulkan's deviceUUID and the driver's own tools have it; zeros if unknown */
 } nib_device_info;
 
 typedef struct nib_memory_info {
@@ -154,6 +158,8 @@ NIB_API const nib_device_info *nib_device_get_info(const nib_device *device);
 
 /* The available device of that name. UNAVAILABLE, with the reason as the message, otherwise. */
 NIB_API nib_status nib_device_find(nib_runtime *runtime, const char *name, nib_device **out);
+/* The available GPU with that UUID. UNAVAILABLE if there is none. */
+NIB_API nib_status nib_device_find_uuid(nib_runtime *runtime, const uint8_t uuid[16], nib_device **out);
 /* The best available device. Always succeeds, as the CPU is always there. */
 NIB_API nib_device *nib_device_best(nib_runtime *runtime);
 
@@ -221,6 +227,7 @@ NIB_API const int64_t *nib_tensor_stride(const nib_tensor *tensor); /* ndim stri
 NIB_API int64_t nib_tensor_numel(const nib_tensor *tensor);
 NIB_API bool nib_tensor_is_contiguous(const nib_tensor *tensor);
 NIB_API bool nib_tensor_is_pinned(const nib_tensor *tensor); /* false in ordinary memory */
+NIB_API bool nib_tensor_is_read_only(const nib_tensor *tensor); /* lent for reading: whatever would write it is INVALID */
 /* The first element, in the device's address space. Reading or writing through it is the caller's to order. */
 NIB_API void *nib_tensor_data(const nib_tensor *tensor);
 /* A number that all views of a storage share and that no other storage of the runtime has had, and where in the storage the
@@ -363,6 +370,83 @@ NIB_API nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us);
 /* Milliseconds between two events whose work is done (TIMEOUT if it is not). */
 NIB_API nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds);
 
+/* ---- Memory and semaphores of others --------------------------------------------------------------------------------
+ * Tensors on memory that the host, another library or another API of the same GPU has made, and the way back. Nothing is copied,
+ * and such memory counts neither in nib_device_memory nor against memory_cap. The runtime orders its own work on it; what the
+ * others do is for the host to order, by waiting, by events in a stream of theirs (nib_stream_wrap), or by semaphores. */
+
+/* Whatever the stream does so far, the work of others in its order included (a semaphore's wait, a producer's before it, the host's in
+ * a wrapped stream), counts as having written the tensor: nib_tensor_read, copies and all else that waits for its writers waits for
+ * that. Work of the stream itself needs it not. INVALID for a stream of another device; not during a capture. */
+NIB_API nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream);
+
+typedef struct nib_wrap_desc {
+  nib_dtype dtype;
+  int32_t ndim;
+  const int64_t *shape;
+  const int64_t *stride; /* in elements, >= 0; NULL: compact */
+  void *data;            /* the first element, in the device's address space; a multiple of the element's size */
+  bool read_only;        /* nothing may write it */
+  /* Tells the owner, once, that no tensor, graph or queued work uses the memory any more, from inside a nib_ function (as late as
+   * nib_runtime_close). It may call no nib_ function. NULL: is not told. */
+  void (*release)(void *user);
+  void *user;
+} nib_wrap_desc;
+/* A tensor on the host's memory, which stays as it is until `release`. INVALID for an address that is not of the GPU. If it fails,
+ * `release` is never called. */
+NIB_API nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc, nib_tensor **out);
+
+/* DLPack 1, for frameworks in the same process. float8_e4m3fn is DLPack's type of that name; packed E2M1 goes out as uint8 and
+ * comes in as uint8 or as float4_e2m1fn of two lanes; bool comes in as uint8. Devices are the CPU, CUDA's (device_id N is "cuda:N")
+ * and memory that CUDA has pinned.
+ *
+ * From a framework: the tensor owns `managed` from now on and calls its deleter as `release` above is called. If it fails (another
+ * major version, a device or an element type that there is not, negative strides), `managed` is still the caller's. On a GPU its
+ * contents are there in the order of the stream whose nib_stream_handle was `stream` of __dlpack__ (nib_tensor_written). */
+NIB_API nib_status nib_tensor_from_dlpack(nib_runtime *runtime, struct DLManagedTensorVersioned *managed, nib_tensor **out);
+/* To a framework, which calls the deleter when its own work on the memory is done. The deleter may be called on any thread, also
+ * after the runtime was closed: the memory (and a GPU's context) stays until then. Before the end, the memory is free at the next
+ * nib_tick or allocation; after it, at once, so that the config's `allocate` and `log` are called on that thread then, and must
+ * still be there (the Lua module's own runtime has an `allocate` that ends with its state).
+ * Work that is queued already on the tensor's contents comes first: on the CPU the call waits for it, on a GPU the consumer's
+ * stream does; not during a capture. `consumer_stream` is as in __dlpack__: a CUstream, 1 for the default stream or 2 for the
+ * thread's own; -1, on all devices: no order. */
+NIB_API nib_status nib_tensor_to_dlpack(nib_tensor *tensor, intptr_t consumer_stream, struct DLManagedTensorVersioned **out);
+
+/* File descriptors, between APIs and processes on one GPU (CUDA devices; INVALID on the CPU). A descriptor that is given to nib_
+ * is the runtime's when the function succeeds, and still the caller's when it fails. */
+typedef enum nib_fd_kind {
+  NIB_FD_OPAQUE,  /* of a graphics API: Vulkan's VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT */
+  NIB_FD_EXPORTED /* of nib_tensor_export, here or in another process */
+} nib_fd_kind;
+typedef struct nib_import_desc {
+  nib_fd_kind kind;
+  int fd;
+  uint64_t bytes; /* of the whole allocation: VkMemoryAllocateInfo's allocationSize, nib_tensor_export's bytes */
+  bool dedicated; /* made for one buffer or image alone: VkMemoryDedicatedAllocateInfo */
+} nib_import_desc;
+/* All of the memory as a tensor uint8 [bytes], for narrow, reinterpret and view to cut up. Releasing the last of its tensors, once
+ * their work is done, may make the driver wait for the GPU's other work. */
+NIB_API nib_status nib_tensor_import(nib_device *device, const nib_import_desc *desc, nib_tensor **out);
+/* As nib_tensor_create, in memory that nib_tensor_export can export. It comes in steps of the driver's (2 MiB or so), and counts as
+ * what was asked for. */
+NIB_API nib_status nib_tensor_create_exportable(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+                                                nib_tensor **out);
+/* A new descriptor of the tensor's storage, the caller's to close or to give to another API, and the allocation's size. The tensor
+ * begins at nib_tensor_offset_bytes. Others may keep the memory after its tensors are gone. */
+NIB_API nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *bytes);
+
+/* A timeline semaphore of a graphics API on the same GPU: Vulkan's VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT of a
+ * VK_SEMAPHORE_TYPE_TIMELINE. CUDA makes none itself, so that there is none to export: the other side creates both directions'. */
+NIB_API nib_status nib_semaphore_import(nib_device *device, int fd, nib_semaphore **out);
+NIB_API void nib_semaphore_release(nib_semaphore *semaphore); /* NULL is allowed; queued waits and signals still happen */
+NIB_API nib_device *nib_semaphore_device(const nib_semaphore *semaphore);
+/* Later work of the stream waits until the semaphore's value is at least `value`; the value becomes `value`, which must be larger
+ * than before, when all earlier work of the stream is done. Not during a capture: a graph's replays would repeat the value. An
+ * observer sees work without accesses: order between streams of the runtime is the events' affair. */
+NIB_API nib_status nib_semaphore_wait(nib_stream *stream, nib_semaphore *semaphore, uint64_t value);
+NIB_API nib_status nib_semaphore_signal(nib_stream *stream, nib_semaphore *semaphore, uint64_t value);
+
 /* ---- Graphs --------------------------------------------------------------------------------------------------------- */
 
 typedef enum nib_capture_mode { NIB_CAPTURE_THREAD_LOCAL, NIB_CAPTURE_GLOBAL, NIB_CAPTURE_RELAXED } nib_capture_mode;
@@ -465,7 +549,7 @@ typedef struct nib_observation {
 } nib_observation;
 
 NIB_API const char *nib_observation_name(nib_observation_kind kind); /* "work", ... */
-/* One function for a runtime; NULL ends it. */
+/* One function for a runtime, until its end; NULL ends it. */
 NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *user, const nib_observation *observation), void *user);
 
 /* A look at what a storage holds, by number: the elements of a view, row-major, into `bytes` bytes (exactly its size). It waits

@@ -1,5 +1,5 @@
 /* Runtimes: configuration, host memory, errors, devices, closing. */
-#define _DEFAULT_SOURCE /* madvise */
+#define _GNU_SOURCE /* madvise, recursive mutexes */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -192,13 +192,29 @@ static void finish_work(nib_device *device) {
     if (stream->impl) device->backend->wait(stream, stream->submitted, -1);
 }
 
+/* Memory of a GPU's driver needs the device when it is freed. */
+static bool needs_device(const struct nib_storage *storage) {
+  return storage->pinned_by || !storage->deferred.device->backend->host_memory;
+}
+
+/* What other frameworks still use stays. */
 static void free_memory(nib_device *device) {
   nib_reap(device, 0);
-  for (struct nib_storage *storage = device->storages; storage; storage = storage->next) {
-    nib_storage_free(storage);
-    storage->data = NULL;
+  struct nib_storage *next, *kept = NULL;
+  for (struct nib_storage *storage = device->storages; storage; storage = next) {
+    next = storage->next;
+    storage->next = storage->previous = NULL;
+    if (storage->exports > 0) {
+      storage->next = kept;
+      if (kept) kept->previous = storage;
+      kept = storage;
+    } else {
+      nib_storage_free(storage);
+      storage->data = NULL;
+      storage->owner = false;
+    }
   }
-  device->storages = NULL;
+  device->storages = kept;
 }
 
 static void close_device(nib_device *device) {
@@ -217,14 +233,40 @@ static void free_runtime(nib_runtime *rt) {
       nib_free(rt, stream, sizeof *stream);
     }
   }
+  pthread_mutex_destroy(&rt->exports_lock);
   if (rt->own_process) munmap((void *)rt->own_process, (size_t)sysconf(_SC_PAGESIZE));
   nib_free(rt, rt, sizeof *rt);
 }
 
-void nib_handle_added(nib_runtime *rt) { rt->handles++; }
+void nib_handle_added(nib_runtime *rt) { __atomic_add_fetch(&rt->handles, 1, __ATOMIC_RELAXED); }
 
 void nib_handle_removed(nib_runtime *rt) {
-  if (--rt->handles == 0 && rt->closed && !nib_is_forked(rt)) free_runtime(rt);
+  if (__atomic_sub_fetch(&rt->handles, 1, __ATOMIC_ACQ_REL) == 0 && rt->closed && !nib_is_forked(rt)) free_runtime(rt);
+}
+
+void nib_exports_lock(nib_runtime *rt) {
+  pthread_mutex_lock(&rt->exports_lock);
+  rt->exports_depth++;
+}
+
+void nib_exports_unlock(nib_runtime *rt) {
+  struct nib_storage *gone = NULL;
+  if (--rt->exports_depth == 0) {
+    gone = rt->gone;
+    rt->gone = NULL;
+  }
+  pthread_mutex_unlock(&rt->exports_lock);
+  nib_storages_tell(gone);
+}
+
+static void close_devices(nib_runtime *rt, bool host_memory) {
+  for (int32_t i = 0; i < rt->device_count; i++)
+    if (rt->devices[i].backend && rt->devices[i].backend->host_memory == host_memory) close_device(&rt->devices[i]);
+}
+
+void nib_runtime_lets_go(struct nib_storage *storage) {
+  nib_runtime *rt = storage->deferred.device->runtime;
+  if (needs_device(storage) && --rt->lingering == 0) close_devices(rt, false);
 }
 
 nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
@@ -238,6 +280,11 @@ nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
   if (!rt) return NIB_MEMORY;
   memset(rt, 0, sizeof *rt);
   rt->config = settings;
+  pthread_mutexattr_t recursive;
+  pthread_mutexattr_init(&recursive);
+  pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+  pthread_mutex_init(&rt->exports_lock, &recursive);
+  pthread_mutexattr_destroy(&recursive);
   watch_forks(rt);
   nib_device *cpu = &rt->devices[0];
   cpu->runtime = rt;
@@ -260,10 +307,22 @@ void nib_runtime_close(nib_runtime *rt) {
   /* In steps of all: a device's work may use another's memory. */
   int32_t count = rt->devices[0].backend ? rt->device_count : 0;
   for (int32_t i = 0; i < count; i++) finish_work(&rt->devices[i]);
-  for (int32_t i = 0; i < count; i++) free_memory(&rt->devices[i]);
-  for (int32_t i = 0; i < count; i++) close_device(&rt->devices[i]);
+  nib_handle_added(rt);
+  for (;;) {
+    for (int32_t i = 0; i < count; i++) free_memory(&rt->devices[i]);
+    nib_exports_lock(rt); /* from here on exports that come back find it open, or closed */
+    if (!rt->returned) break;
+    nib_exports_unlock(rt);
+  }
+  for (int32_t i = 0; i < count; i++)
+    for (struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
+      rt->lingering += needs_device(storage);
+  rt->observe = NULL; /* exports come back on any thread */
+  close_devices(rt, true);
+  if (rt->lingering == 0) close_devices(rt, false);
   rt->closed = true;
-  if (rt->handles == 0) free_runtime(rt);
+  nib_exports_unlock(rt);
+  nib_handle_removed(rt);
 }
 
 nib_status nib_tick(nib_runtime *rt, int64_t budget_us) {
@@ -333,6 +392,21 @@ nib_status nib_device_find(nib_runtime *rt, const char *name, nib_device **out) 
   if (strncmp(name, "cuda", 4) == 0)
     return nib_fail(rt, NIB_UNAVAILABLE, "%.64s: this build of nibble has no CUDA device", name);
   return nib_fail(rt, NIB_UNAVAILABLE, "\"%.64s\" is no device: expected \"cpu\" or \"cuda:N\"", name);
+}
+
+nib_status nib_device_find_uuid(nib_runtime *rt, const uint8_t uuid[16], nib_device **out) {
+  static const uint8_t unknown[16];
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  for (int32_t i = 1; i < rt->device_count && memcmp(uuid, unknown, 16) != 0; i++)
+    if (memcmp(rt->devices[i].info.uuid, uuid, 16) == 0) {
+      status = nib_device_open(&rt->devices[i]);
+      if (status == NIB_OK) *out = &rt->devices[i];
+      return status;
+    }
+  char text[33];
+  for (int i = 0; i < 16; i++) snprintf(text + 2 * i, 3, "%02x", (unsigned)uuid[i]);
+  return nib_fail(rt, NIB_UNAVAILABLE, "find_uuid: uuid: expected one of a GPU that CUDA shows, got %s", text);
 }
 
 nib_device *nib_device_best(nib_runtime *rt) {

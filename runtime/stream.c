@@ -122,10 +122,19 @@ nib_status nib_check_stream(nib_stream *stream, const char *operation) {
 
 /* ---- Work ---------------------------------------------------------------------------------------------------------- */
 
+nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor) {
+  if (!tensor->storage->read_only) return NIB_OK;
+  char text[NIB_DESCRIPTION];
+  return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID, "%s: %s: expected memory that may be written, got %s in memory that its owner "
+                  "lends for reading", operation, parameter ? parameter : "args", nib_describe(tensor, text, sizeof text));
+}
+
 nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
                       int32_t access_count) {
   nib_device *device = stream->device;
   nib_status status = nib_check_stream(stream, operation);
+  for (int32_t i = 0; status == NIB_OK && i < access_count; i++)
+    if (accesses[i].tensor && accesses[i].write) status = nib_check_writable(operation, accesses[i].parameter, accesses[i].tensor);
   if (status != NIB_OK) return status;
   if (stream->capture) return nib_record(stream, operation, work, accesses, access_count);
   for (int32_t i = 0; i < access_count; i++) {
@@ -158,6 +167,22 @@ nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user
   if (status != NIB_OK) return status;
   stream->submitted++;
   NIB_TELL(stream->device->runtime, NIB_OBSERVED_WORK, .operation = "stream:call", .device = stream->device, .stream = stream->id);
+  return NIB_OK;
+}
+
+nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  nib_status status = nib_check_stream(stream, "tensor:written");
+  if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:written");
+  if (status == NIB_OK) status = nib_check_device("tensor:written", "tensor", tensor, stream);
+  if (status == NIB_OK) status = nib_uses_reserve(rt, &tensor->storage->deferred.uses);
+  if (status != NIB_OK) return status;
+  if (!device->backend->host_memory) stream->submitted++; /* work of others has no ticket; the CPU's streams do none */
+  if (stream->submitted > 0) nib_uses_add(&tensor->storage->deferred.uses, stream, stream->submitted, true);
+  nib_access access = { tensor, true, "tensor", NULL };
+  NIB_TELL(rt, NIB_OBSERVED_WORK, .operation = "tensor:written", .device = device, .stream = stream->id, .accesses = &access,
+           .access_count = 1);
   return NIB_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Storages, tensors and their views. */
+/* Tensors and their views. */
 #include <stdio.h>
 #include <string.h>
 
@@ -42,101 +42,6 @@ bool nib_dtype_find(const char *name, nib_dtype *out) {
   return false;
 }
 
-/* ---- Storages ------------------------------------------------------------------------------------------------------ */
-
-bool nib_storage_free(struct nib_storage *storage) {
-  nib_device *device = storage->deferred.device, *pinned_by = storage->pinned_by;
-  if (!pinned_by) return device->backend->memory_free(device, storage->data, storage->bytes, &storage->deferred.uses);
-  pinned_by->backend->pinned_free(pinned_by, storage->data);
-  return true;
-}
-
-static void storage_destroy(struct nib_deferred *self) {
-  struct nib_storage *storage = (struct nib_storage *)self;
-  nib_device *device = self->device;
-  nib_runtime *rt = device->runtime;
-  if (storage->data) { /* not when the runtime was closed before */
-    if (!nib_storage_free(storage)) {
-      self->next = device->limbo;
-      device->limbo = self;
-      return;
-    }
-    device->memory.reserved_bytes -= storage->bytes;
-    if (storage->next) storage->next->previous = storage->previous;
-    if (storage->previous)
-      storage->previous->next = storage->next;
-    else
-      device->storages = storage->next;
-  }
-  nib_uses_free(rt, &self->uses);
-  nib_free(rt, storage, sizeof *storage);
-  nib_handle_removed(rt);
-}
-
-void nib_storage_retain(struct nib_storage *storage) { storage->references++; }
-
-void nib_storage_release(struct nib_storage *storage) {
-  if (--storage->references > 0) return;
-  nib_device *device = storage->deferred.device;
-  NIB_TELL(device->runtime, NIB_OBSERVED_STORAGE_FREED, .operation = "storage", .device = device, .storage = storage->id,
-           .bytes = storage->bytes);
-  device->memory.used_bytes -= storage->bytes;
-  nib_defer(&storage->deferred);
-}
-
-static bool over_cap(const nib_device *device, size_t bytes) {
-  uint64_t cap = device->runtime->config.memory_cap;
-  return cap != 0 && (bytes > cap || device->memory.reserved_bytes > cap - bytes);
-}
-
-static nib_status allocate(nib_device *device, nib_device *pinned_by, size_t bytes, void **out) {
-  if (pinned_by) return pinned_by->backend->pinned_allocate(pinned_by, bytes, out);
-  return device->backend->memory_allocate(device, bytes, out);
-}
-
-/* Waits for what holds memory back. */
-static void make_room(nib_device *device, size_t bytes) {
-  nib_log(device->runtime, NIB_LOG_WARNING, "%s: waits for queued work: no room for %zu bytes more", device->info.name, bytes);
-  nib_drain(device);
-}
-
-static nib_status storage_create(nib_device *device, nib_device *pinned_by, size_t bytes, struct nib_storage **out) {
-  nib_runtime *rt = device->runtime;
-  nib_reap(device, 0);
-  if (over_cap(device, bytes)) make_room(device, bytes);
-  if (over_cap(device, bytes))
-    return nib_fail(rt, NIB_MEMORY, "tensor: memory: expected at most %llu bytes of tensors on %s (the cap), got %llu and %zu more",
-                    (unsigned long long)rt->config.memory_cap, device->info.name,
-                    (unsigned long long)device->memory.reserved_bytes, bytes);
-  struct nib_storage *storage = nib_allocate_zero(rt, sizeof *storage);
-  if (!storage) return nib_fail_memory(rt, "tensor", sizeof *storage);
-  nib_status status = allocate(device, pinned_by, bytes, &storage->data);
-  if (status == NIB_MEMORY) {
-    make_room(device, bytes);
-    status = allocate(device, pinned_by, bytes, &storage->data);
-  }
-  if (status != NIB_OK) {
-    nib_free(rt, storage, sizeof *storage);
-    return status;
-  }
-  storage->deferred.device = device;
-  storage->deferred.destroy = storage_destroy;
-  storage->pinned_by = pinned_by;
-  storage->bytes = bytes;
-  storage->id = ++rt->last_id;
-  storage->references = 1;
-  storage->next = device->storages;
-  if (storage->next) storage->next->previous = storage;
-  device->storages = storage;
-  device->memory.used_bytes += bytes;
-  device->memory.reserved_bytes += bytes;
-  if (device->memory.reserved_bytes > device->memory.peak_bytes) device->memory.peak_bytes = device->memory.reserved_bytes;
-  nib_handle_added(rt);
-  *out = storage;
-  NIB_TELL(rt, NIB_OBSERVED_STORAGE_CREATED, .operation = "storage", .device = device, .storage = storage->id, .bytes = bytes);
-  return NIB_OK;
-}
-
 /* ---- Shapes -------------------------------------------------------------------------------------------------------- */
 
 int64_t nib_shape_numel(int32_t ndim, const int64_t *shape) {
@@ -158,9 +63,8 @@ const char *nib_describe(const nib_tensor *tensor, char *text, size_t size) {
   return text;
 }
 
-/* Sizes that are not negative and whose product in bytes stays below 2^62, whatever order they are multiplied in. */
-static nib_status check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
-                              const int64_t *shape) {
+nib_status nib_check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
+                           const int64_t *shape) {
   if (ndim < 0 || ndim > NIB_MAX_NDIM)
     return nib_fail(rt, NIB_INVALID, "%s: %s: expected at most %d dimensions, got %d", operation, name, NIB_MAX_NDIM, (int)ndim);
   int64_t bytes = (int64_t)nib_dtype_bytes(dtype);
@@ -189,7 +93,7 @@ static void set_compact_stride(nib_tensor *tensor) {
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------------- */
 
-static nib_status create(nib_device *device, nib_device *pinned_by, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+static nib_status create(nib_device *device, struct nib_origin origin, nib_dtype dtype, int32_t ndim, const int64_t *shape,
                          nib_tensor **out) {
   nib_runtime *rt = device->runtime;
   *out = NULL;
@@ -198,16 +102,23 @@ static nib_status create(nib_device *device, nib_device *pinned_by, nib_dtype dt
   if ((unsigned)dtype >= NIB_DTYPE_COUNT)
     return nib_fail(rt, NIB_INVALID, "tensor: dtype: expected a dtype, got %d", (int)dtype);
   status = nib_device_open(device);
+  if (status == NIB_OK) status = nib_check_shape(rt, "tensor", "shape", dtype, ndim, shape);
   if (status != NIB_OK) return status;
-  status = check_shape(rt, "tensor", "shape", dtype, ndim, shape);
-  if (status != NIB_OK) return status;
+  origin.bytes = (size_t)nib_shape_numel(ndim, shape) * nib_dtype_bytes(dtype);
+  return nib_tensor_on(device, &origin, dtype, ndim, shape, NULL, out);
+}
+
+nib_status nib_tensor_on(nib_device *device, const struct nib_origin *origin, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+                         const int64_t *stride, nib_tensor **out) {
+  nib_runtime *rt = device->runtime;
   nib_tensor *tensor = nib_allocate_zero(rt, sizeof *tensor);
   if (!tensor) return nib_fail_memory(rt, "tensor", sizeof *tensor);
   tensor->dtype = dtype;
   tensor->ndim = ndim;
   if (ndim > 0) memcpy(tensor->shape, shape, sizeof *shape * (size_t)ndim);
   set_compact_stride(tensor);
-  status = storage_create(device, pinned_by, (size_t)nib_shape_numel(ndim, shape) * nib_dtype_bytes(dtype), &tensor->storage);
+  if (stride && ndim > 0) memcpy(tensor->stride, stride, sizeof *stride * (size_t)ndim);
+  nib_status status = nib_storage_create(device, origin, &tensor->storage);
   if (status != NIB_OK) {
     nib_free(rt, tensor, sizeof *tensor);
     return status;
@@ -218,11 +129,10 @@ static nib_status create(nib_device *device, nib_device *pinned_by, nib_dtype dt
 }
 
 nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
-  return create(device, NULL, dtype, ndim, shape, out);
+  return create(device, (struct nib_origin){ 0 }, dtype, ndim, shape, out);
 }
 
-/* A GPU that is in use already, otherwise the first that can be; NULL: there is none. */
-static nib_device *find_pinning(nib_runtime *rt) {
+nib_device *nib_find_pinning(nib_runtime *rt) {
   for (int32_t i = 0; i < rt->device_count; i++)
     if (rt->devices[i].default_stream && rt->devices[i].backend->pinned_allocate) return &rt->devices[i];
   nib_device *best = nib_device_best(rt);
@@ -232,7 +142,13 @@ static nib_device *find_pinning(nib_runtime *rt) {
 nib_status nib_tensor_create_pinned(nib_runtime *rt, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
   *out = NULL;
   nib_status status = nib_enter(rt);
-  return status != NIB_OK ? status : create(&rt->devices[0], find_pinning(rt), dtype, ndim, shape, out);
+  if (status != NIB_OK) return status;
+  return create(&rt->devices[0], (struct nib_origin){ .pinned_by = nib_find_pinning(rt) }, dtype, ndim, shape, out);
+}
+
+nib_status nib_tensor_create_exportable(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+  nib_status status = nib_check_fds(device, "tensor", out);
+  return status == NIB_OK ? create(device, (struct nib_origin){ .exportable = true }, dtype, ndim, shape, out) : status;
 }
 
 void nib_tensor_release(nib_tensor *tensor) {
@@ -257,6 +173,7 @@ void *nib_tensor_data(const nib_tensor *tensor) {
 }
 
 bool nib_tensor_is_pinned(const nib_tensor *tensor) { return tensor->storage->pinned_by != NULL; }
+bool nib_tensor_is_read_only(const nib_tensor *tensor) { return tensor->storage->read_only; }
 uint64_t nib_tensor_storage(const nib_tensor *tensor) { return tensor->storage->id; }
 int64_t nib_tensor_offset_bytes(const nib_tensor *tensor) { return tensor->offset_bytes; }
 
@@ -430,7 +347,7 @@ nib_status nib_tensor_view(nib_tensor *tensor, int32_t ndim, const int64_t *shap
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
   char want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
-  if (ndim < 0 || ndim > NIB_MAX_NDIM) return check_shape(rt, "tensor:view", "shape", tensor->dtype, ndim, shape);
+  if (ndim < 0 || ndim > NIB_MAX_NDIM) return nib_check_shape(rt, "tensor:view", "shape", tensor->dtype, ndim, shape);
   int64_t sizes[NIB_MAX_NDIM] = { 0 }, numel = nib_tensor_numel(tensor);
   int32_t open = -1;
   for (int32_t i = 0; i < ndim; i++) {
@@ -440,7 +357,7 @@ nib_status nib_tensor_view(nib_tensor *tensor, int32_t ndim, const int64_t *shap
     open = i;
     sizes[i] = 1;
   }
-  status = check_shape(rt, "tensor:view", "shape", tensor->dtype, ndim, sizes);
+  status = nib_check_shape(rt, "tensor:view", "shape", tensor->dtype, ndim, sizes);
   if (status != NIB_OK) return status;
   int64_t rest = nib_shape_numel(ndim, sizes);
   if (open >= 0 && rest > 0) sizes[open] = numel / rest;
@@ -506,7 +423,7 @@ nib_status nib_tensor_expand(nib_tensor *tensor, int32_t ndim, const int64_t *sh
                       (long long)size, size == 1 ? " or more" : "", shown(rt, i),
                       nib_describe(tensor, have, sizeof have), (long long)shape[i]);
   }
-  status = check_shape(rt, "tensor:expand", "shape", tensor->dtype, ndim, sizes);
+  status = nib_check_shape(rt, "tensor:expand", "shape", tensor->dtype, ndim, sizes);
   if (status == NIB_OK) status = new_view(tensor, out);
   if (status != NIB_OK) return status;
   (*out)->ndim = ndim;
@@ -520,7 +437,7 @@ nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t
   nib_runtime *rt = nib_tensor_runtime(tensor);
   *out = NULL;
   nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = check_shape(rt, "tensor:as_strided", "size", tensor->dtype, ndim, shape);
+  if (status == NIB_OK) status = nib_check_shape(rt, "tensor:as_strided", "size", tensor->dtype, ndim, shape);
   if (status != NIB_OK) return status;
   /* All in elements of the storage; nothing below can overflow, as the storage is smaller than 2^62 bytes. */
   int64_t item = (int64_t)nib_dtype_bytes(tensor->dtype);

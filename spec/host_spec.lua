@@ -57,14 +57,31 @@ describe("a host in C", function()
     run("closing", reads_tensors)
   end)
 
-  it("may bring a GPU context and streams of its own, which stay its own", function()
-    if (os.getenv("NIBBLE_DEVICE") or ""):find("^cuda") then return run("context") end
+  -- On the stand-in, tidily; on_gpu: as it is where the specs run on a GPU.
+  local function run_on_standin(name, on_gpu, gpus)
+    if on_gpu and (os.getenv("NIBBLE_DEVICE") or ""):find("^cuda") then return run(name) end
     if standin.missing then return pending(standin.missing) end
     local log = os.tmpname()
-    run("context", { before = ("export NIB_STANDIN_LOG=%s LD_LIBRARY_PATH=%s; "):format(quote(log), quote(standin.absolute())) })
+    run(name, { before = ("unset CUDA_VISIBLE_DEVICES; export NIBBLE_DEVICE=cuda:0 NIB_STANDIN_DEVICES=%d NIB_STANDIN_LOG=%s " ..
+      "LD_LIBRARY_PATH=%s; "):format(gpus or 1, quote(log), quote(standin.absolute())) })
     local text = process.read(log)
     os.remove(log)
     assert.matches("^%d+ end: %d+ calls, 0 made to fail, 0 misuses\n$", text)
+  end
+
+  it("may bring a GPU context and streams of its own, which stay its own", function() run_on_standin("context", true) end)
+
+  it("gives tensors to other frameworks and takes theirs, uncopied, whoever lets go first, on any thread", function()
+    run("dlpack") -- spec/support/dlpack_check.py does it by hand with numpy and PyTorch
+    run_on_standin("dlpack", true)
+  end)
+
+  it("is told that the CPU shares nothing by file descriptors", function()
+    run("external", { before = "export NIBBLE_DEVICE=cpu;" })
+  end)
+
+  it("shares a GPU's memory and timeline semaphores with another API", function()
+    run_on_standin("external", false, 2) -- spec/support/vulkan.c does it by hand with Vulkan
   end)
 
   it("may fork, and gets a clear error in the child", function()

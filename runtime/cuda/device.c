@@ -228,6 +228,7 @@ static void release_parts(nib_device *device) {
   CUstream streams[] = { cuda->allocations, cuda->frees, cuda->copies };
   /* Those of events and graphs that the host still holds, too: it can do no more than release them. */
   while (cuda->graphs) nib_cuda_graph_destroy(device, cuda->graphs);
+  nib_cuda_semaphores_close(device);
   while (cuda->points) {
     struct nib_cuda_point *point = cuda->points;
     cuda->points = point->older;
@@ -328,6 +329,16 @@ static const struct nib_backend backend = {
   .memory_free = memory_free,
   .pinned_allocate = nib_cuda_pinned_allocate,
   .pinned_free = nib_cuda_pinned_free,
+  .memory_check = nib_cuda_memory_check,
+  .shared_create = nib_cuda_shared_create,
+  .shared_import = nib_cuda_shared_import,
+  .shared_export = nib_cuda_shared_export,
+  .shared_free = nib_cuda_shared_free,
+  .semaphore_import = nib_cuda_semaphore_import,
+  .semaphore_destroy = nib_cuda_semaphore_destroy,
+  .semaphore_wait = nib_cuda_semaphore_wait,
+  .semaphore_signal = nib_cuda_semaphore_signal,
+  .lead_consumer = nib_cuda_lead_consumer,
   .use_context = use_context,
   .stream_wrap = nib_cuda_stream_wrap,
   .stream_unwrap = nib_cuda_stream_unwrap,
@@ -381,7 +392,9 @@ static bool describe(nib_runtime *rt, struct nib_driver *driver, int ordinal) {
   CUdevice handle;
   size_t bytes = 0;
   int major = 0, minor = 0, pools = 0;
+  CUuuid uuid = { { 0 } };
   CUresult result = driver->DeviceGet(&handle, ordinal);
+  if (result == CUDA_SUCCESS) result = driver->DeviceGetUuid(&uuid, handle);
   if (result == CUDA_SUCCESS) result = driver->DeviceGetName(cuda->description, sizeof cuda->description, handle);
   if (result == CUDA_SUCCESS) result = driver->DeviceTotalMem(&bytes, handle);
   if (result == CUDA_SUCCESS) result = driver->DeviceGetAttribute(&device->info.processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle);
@@ -389,6 +402,7 @@ static bool describe(nib_runtime *rt, struct nib_driver *driver, int ordinal) {
   if (result == CUDA_SUCCESS) result = driver->DeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle);
   if (result == CUDA_SUCCESS) result = driver->DeviceGetAttribute(&pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, handle);
   device->info.memory_bytes = bytes;
+  memcpy(device->info.uuid, uuid.bytes, sizeof device->info.uuid);
   cuda->compute_capability = 10 * major + minor;
   cuda->ordinal = result == CUDA_SUCCESS ? handle : ordinal;
   const char *text = "unknown error";

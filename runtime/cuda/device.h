@@ -44,6 +44,7 @@ struct nib_cuda {
   CUfunction functions[NIB_CUDA_ENTRY_COUNT];
   struct nib_cuda_point *free_points, *points;
   struct nib_cuda_graph *graphs;
+  struct nib_cuda_semaphore *semaphores;
   struct nib_cuda_call *dropped; /* host functions that a lost context never came to */
   struct nib_cuda_pinned *pinned; /* all blocks of host memory */
   uint32_t peers;                 /* a bit for each GPU that was asked for access to the pool */
@@ -99,6 +100,19 @@ nib_status nib_cuda_pinned_allocate(nib_device *device, size_t bytes, void **out
 void nib_cuda_pinned_free(nib_device *device, void *data);
 void nib_cuda_pinned_close(nib_device *device); /* the context is current */
 nib_status nib_cuda_transfer(nib_stream *stream, const struct nib_transfer *move);
+
+/* external.c */
+nib_status nib_cuda_memory_check(nib_device *device, const char *operation, const void *data);
+nib_status nib_cuda_lead_consumer(nib_device *device, intptr_t consumer, const struct nib_uses *uses);
+nib_status nib_cuda_shared_create(nib_device *device, size_t bytes, void **data, void **shared);
+nib_status nib_cuda_shared_import(nib_device *device, const nib_import_desc *desc, void **data, void **shared);
+nib_status nib_cuda_shared_export(nib_device *device, void *shared, int *fd, uint64_t *bytes);
+void nib_cuda_shared_free(nib_device *device, void *shared);
+nib_status nib_cuda_semaphore_import(nib_device *device, int fd, void **out);
+void nib_cuda_semaphore_destroy(nib_device *device, void *semaphore);
+void nib_cuda_semaphores_close(nib_device *device); /* the context is current */
+nib_status nib_cuda_semaphore_wait(nib_stream *stream, void *semaphore, uint64_t value);
+nib_status nib_cuda_semaphore_signal(nib_stream *stream, void *semaphore, uint64_t value);
 
 /* module.c */
 nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count, char **image,

@@ -16,6 +16,7 @@
   X(DeviceGetName, 2000)              \
   X(DeviceGetAttribute, 2000)         \
   X(DeviceTotalMem, 3020)             \
+  X(DeviceGetUuid, 11040)             \
   X(DeviceCanAccessPeer, 4000)        \
   X(DevicePrimaryCtxRetain, 7000)     \
   X(DevicePrimaryCtxRelease, 11000)   \
@@ -40,6 +41,25 @@
   X(MemHostAlloc, 2020)               \
   X(MemFreeHost, 2000)                \
   X(MemHostGetDevicePointer, 3020)    \
+  X(PointerGetAttribute, 4000)        \
+  X(MemFree, 3020)                    \
+  X(MemGetAllocationGranularity, 10020) \
+  X(MemCreate, 10020)                 \
+  X(MemRelease, 10020)                \
+  X(MemAddressReserve, 10020)         \
+  X(MemAddressFree, 10020)            \
+  X(MemMap, 10020)                    \
+  X(MemUnmap, 10020)                  \
+  X(MemSetAccess, 10020)              \
+  X(MemExportToShareableHandle, 10020) \
+  X(MemImportFromShareableHandle, 10020) \
+  X(ImportExternalMemory, 10000)      \
+  X(ExternalMemoryGetMappedBuffer, 10000) \
+  X(DestroyExternalMemory, 10000)     \
+  X(ImportExternalSemaphore, 10000)   \
+  X(DestroyExternalSemaphore, 10000)  \
+  X(WaitExternalSemaphoresAsync, 10000) \
+  X(SignalExternalSemaphoresAsync, 10000) \
   X(MemcpyHtoDAsync, 3020)            \
   X(MemcpyDtoHAsync, 3020)            \
   X(MemcpyAsync, 4000)                \

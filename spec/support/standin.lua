@@ -101,7 +101,7 @@ function standin.it_fails_well(it, scenario, calls, least, env)
         local done = standin.run(scenario .. ([[
           local call, result, least = %q, %d, %d
           local kinds = { "contexts", "modules", "functions", "pools", "graphs", "execs", "captures", "allocations", "host",
-            "pushed", "modes" }
+            "pushed", "modes", "externals", "chunks", "ranges", "mapped", "semaphores" }
           local function live()
             local counts = {}
             for _, info in ipairs(nibble.devices()) do

@@ -18,7 +18,8 @@ const char *const standin_live_names[LIVE_COUNT] = {
   [LIVE_CONTEXTS] = "contexts", [LIVE_MODULES] = "modules",   [LIVE_FUNCTIONS] = "functions",     [LIVE_STREAMS] = "streams",
   [LIVE_EVENTS] = "events",     [LIVE_POOLS] = "pools",       [LIVE_GRAPHS] = "graphs",           [LIVE_EXECS] = "execs",
   [LIVE_HOST] = "host",         [LIVE_CAPTURES] = "captures", [LIVE_ALLOCATIONS] = "allocations", [LIVE_PUSHED] = "pushed",
-  [LIVE_MODES] = "modes",
+  [LIVE_MODES] = "modes",       [LIVE_EXTERNALS] = "externals", [LIVE_CHUNKS] = "chunks",         [LIVE_SEMAPHORES] = "semaphores",
+  [LIVE_RANGES] = "ranges",     [LIVE_MAPPED] = "mapped",
 };
 
 static int64_t calls, misuses, fired;

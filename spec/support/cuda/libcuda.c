@@ -161,6 +161,22 @@ CUresult standin_DeviceGetName(char *name, int size, CUdevice device) {
   return standin_leave(check_device(device));
 }
 
+/* The digits that write_uuid shows. */
+CUresult standin_DeviceGetUuid(CUuuid *uuid, CUdevice device) {
+  CUresult result = standin_enter("cuDeviceGetUuid", CALL_NO_CONTEXT);
+  if (result != CUDA_SUCCESS) return result;
+  char text[64];
+  write_uuid(device >= 0 && device < MAX_GPUS ? visible[device] : 0, text, sizeof text);
+  int digits = 0;
+  for (const char *c = text + sizeof "GPU-" - 1; *c; c++) {
+    if (*c == '-') continue;
+    unsigned digit = (unsigned)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+    unsigned char *byte = (unsigned char *)&uuid->bytes[digits / 2];
+    *byte = (unsigned char)(digits++ % 2 ? *byte | digit : digit << 4);
+  }
+  return standin_leave(check_device(device));
+}
+
 CUresult standin_DeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
   CUresult result = standin_enter("cuDeviceGetAttribute", CALL_NO_CONTEXT);
   if (result != CUDA_SUCCESS) return result;

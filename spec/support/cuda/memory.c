@@ -53,6 +53,8 @@ static struct block *block_at(const void *address) {
   return block && (const char *)address < block->data + (block->bytes ? block->bytes : 1) ? block : NULL;
 }
 
+struct block *standin_block_at(const void *address) { return block_at(address); }
+
 static void *base_new(size_t size) {
   void *base = NULL;
   if (size < MAPPED) return posix_memalign(&base, ALIGNMENT, size) == 0 ? base : NULL;
@@ -67,14 +69,26 @@ static void base_free(void *base, size_t size) {
     munmap(base, size);
 }
 
-static struct block *block_new(size_t bytes, bool host) {
+static bool reserve_entry(void) {
   if (block_count == block_capacity) {
     size_t wanted = block_capacity ? block_capacity * 2 : 64;
     struct block **larger = realloc(blocks, wanted * sizeof *blocks);
-    if (!larger) return NULL;
+    if (!larger) return false;
     blocks = larger;
     block_capacity = wanted;
   }
+  return true;
+}
+
+static void enter(struct block *block) {
+  size_t at = upper_bound(block->data);
+  memmove(blocks + at + 1, blocks + at, (block_count - at) * sizeof *blocks);
+  blocks[at] = block;
+  block_count++;
+}
+
+static struct block *block_new(size_t bytes, bool host) {
+  if (!reserve_entry()) return NULL;
   struct block *block = calloc(1, sizeof *block);
   if (!block || bytes > (size_t)1 << 46 || !(block->base = base_new(bytes + 2 * GUARD))) {
     free(block);
@@ -86,14 +100,21 @@ static struct block *block_new(size_t bytes, bool host) {
   block->context = standin_current();
   memset(block->base, GUARD_BYTE, GUARD);
   memset(block->data + bytes, GUARD_BYTE, GUARD);
-  size_t at = upper_bound(block->data);
-  memmove(blocks + at + 1, blocks + at, (block_count - at) * sizeof *blocks);
-  blocks[at] = block;
-  block_count++;
+  enter(block);
+  return block;
+}
+
+struct block *standin_block_share(void *data, size_t bytes) {
+  struct block *block = reserve_entry() ? calloc(1, sizeof *block) : NULL;
+  if (!block) return NULL;
+  *block = (struct block){ .data = data, .bytes = bytes, .shared = true, .context = standin_current() };
+  enter(block);
+  standin_live[LIVE_MAPPED]++;
   return block;
 }
 
 static void check_guards(const struct block *block) {
+  if (block->shared) return;
   const unsigned char *before = block->base, *after = (const unsigned char *)block->data + block->bytes;
   for (size_t i = 0; i < GUARD; i++)
     if (before[i] != GUARD_BYTE || after[i] != GUARD_BYTE) {
@@ -113,8 +134,16 @@ static void block_delete(struct block *block) {
   memmove(blocks + at, blocks + at + 1, (block_count - at - 1) * sizeof *blocks);
   block_count--;
   if (block->pool && --block->pool->blocks == 0 && block->pool->destroyed) free(block->pool);
-  base_free(block->base, block->bytes + 2 * GUARD);
+  if (!block->shared) base_free(block->base, block->bytes + 2 * GUARD);
   free(block);
+}
+
+bool standin_block_unshare(struct block *block) {
+  bool used = standin_is_in_use(block->data, block->bytes);
+  if (used) standin_misuse(CUDA_SUCCESS, "work that is queued still uses the memory");
+  standin_live[LIVE_MAPPED]--;
+  block_delete(block);
+  return !used;
 }
 
 static void fill(const struct block *block, int byte) {
@@ -275,7 +304,7 @@ CUresult standin_MemFreeAsync(CUdeviceptr address, CUstream stream_handle) {
   struct block *block = block_at((void *)(uintptr_t)address);
   if (!stream) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   if (stream->capture) return standin_leave(standin_refuse_captured(stream));
-  if (!block || block->host || block->data != (char *)(uintptr_t)address || block->state != BLOCK_LIVE)
+  if (!block || block->host || block->shared || block->data != (char *)(uintptr_t)address || block->state != BLOCK_LIVE)
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%p is %s", (void *)(uintptr_t)address,
                                         block && block->state != BLOCK_LIVE ? "freed already" : "no block of a pool"));
   struct task task = { .kind = TASK_FREE, .block = block };

@@ -1,10 +1,12 @@
 /* That the stand-in driver notices what it is there to notice: each step misuses it in one way, and looks whether it said so. Runs on
  * the stand-in alone. */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../../../runtime/cuda/driver.h"
 
@@ -33,6 +35,59 @@ static CUresult fill(CUfunction function, CUstream stream, CUdeviceptr at, int64
                                     .stride = { 1 }, .bits = 7 };
   void *config[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, &params, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
   return cu.LaunchKernel(function, grid, 1, 1, 32, 1, 1, 0, stream, NULL, config);
+}
+
+/* Memory and semaphores of other APIs, and memory that can be exported. */
+static void share(CUfunction function, CUstream stream) {
+  int memory = memfd_create("memory", 0), counter = memfd_create("counter", 0);
+  check(ftruncate(memory, 4096) == 0 && ftruncate(counter, 8) == 0, "memory files", "not made");
+  CUDA_EXTERNAL_MEMORY_HANDLE_DESC desc = { .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .handle = { .fd = memory }, .size = 4096 };
+  CUDA_EXTERNAL_MEMORY_BUFFER_DESC buffer = { .size = 4096 };
+  CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC semaphore_desc = { .type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
+                                                         .handle = { .fd = dup(counter) } };
+  CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS wait = { .params = { .fence = { .value = 1 } } };
+  CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS signal = { .params = { .fence = { .value = 1 } } };
+  CUmemAllocationProp props = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+  CUexternalMemory external;
+  CUexternalSemaphore semaphore;
+  CUmemGenericAllocationHandle chunk;
+  CUdeviceptr mapped, range;
+  size_t step;
+  uint64_t one = 1;
+  OK(cu.ImportExternalMemory(&external, &desc));
+  OK(cu.ExternalMemoryGetMappedBuffer(&mapped, external, &buffer));
+  OK(cu.ImportExternalSemaphore(&semaphore, &semaphore_desc));
+  OK(cu.WaitExternalSemaphoresAsync(&semaphore, &wait, 1, stream));
+  OK(fill(function, stream, mapped, 4096, sizeof(struct nib_fill_params), 1));
+  if (!getenv("NIBBLE_VALGRIND")) {
+    OK(cu.MemFree(mapped));
+    expect("still uses the memory");
+  }
+  OK(cu.DestroyExternalSemaphore(semaphore));
+  expect("are not done");
+  OK(cu.DestroyExternalMemory(external));
+  check(cu.DestroyExternalMemory(external) == CUDA_ERROR_INVALID_HANDLE, "destroyed memory", "found");
+  expect("no handle");
+  semaphore_desc.handle.fd = dup(counter);
+  OK(cu.ImportExternalSemaphore(&semaphore, &semaphore_desc));
+  OK(cu.MemGetAllocationGranularity(&step, &props, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  check(cu.MemCreate(&chunk, step - 1, &props, 0) == CUDA_ERROR_INVALID_VALUE, "a part of a step", "worked");
+  expect("no memory of the current GPU");
+  OK(cu.MemCreate(&chunk, step, &props, 0));
+  OK(cu.MemAddressReserve(&range, step, 0, 0, 0));
+  OK(cu.MemMap(range, step, 0, chunk, 0));
+  check(cu.MemAddressFree(range, step) == CUDA_ERROR_INVALID_VALUE, "a range in use", "freed");
+  expect("still mapped");
+  OK(cu.MemUnmap(range, step));
+  OK(cu.MemAddressFree(range, step));
+  OK(cu.MemRelease(chunk));
+  check(pwrite(counter, &one, sizeof one, 0) == sizeof one, "the wait's value", "not written");
+  OK(cu.SignalExternalSemaphoresAsync(&semaphore, &signal, 1, stream));
+  OK(cu.StreamSynchronize(stream));
+  check(misuses() > before && strstr(misuse(), "which it has reached"), "a value that does not grow", misuse());
+  before = misuses();
+  OK(cu.DestroyExternalSemaphore(semaphore));
+  close(counter);
 }
 
 int main(void) {
@@ -131,6 +186,7 @@ int main(void) {
   OK(cu.MemFreeAsync(other, stream));
   OK(cu.StreamSynchronize(stream));
   OK(cu.MemFreeHost(pinned));
+  share(function, second);
   OK(cu.MemPoolDestroy(pool));
   OK(cu.ModuleUnload(module));
   OK(cu.StreamDestroy(second));

@@ -78,8 +78,9 @@ static inline struct context *standin_current(void) {
 /* ---- Faults and the record of misuse (faults.c) ------------------------------------------------------------------ */
 
 enum live {
-  LIVE_CONTEXTS, LIVE_MODULES, LIVE_FUNCTIONS, LIVE_STREAMS, LIVE_EVENTS, LIVE_POOLS, LIVE_GRAPHS, LIVE_EXECS, LIVE_CAPTURES,
-  LIVE_ALLOCATIONS, LIVE_HOST, LIVE_PUSHED, LIVE_MODES, LIVE_COUNT
+  LIVE_CONTEXTS, LIVE_MODULES, LIVE_FUNCTIONS, LIVE_STREAMS, LIVE_EVENTS, LIVE_POOLS, LIVE_GRAPHS, LIVE_EXECS, LIVE_EXTERNALS,
+  LIVE_CHUNKS, LIVE_SEMAPHORES, LIVE_CAPTURES, LIVE_ALLOCATIONS, LIVE_HOST, LIVE_RANGES, LIVE_MAPPED, LIVE_PUSHED, LIVE_MODES,
+  LIVE_COUNT
 };
 extern int64_t standin_live[LIVE_COUNT]; /* under the lock */
 extern const char *const standin_live_names[LIVE_COUNT];
@@ -145,6 +146,7 @@ struct block {
   void *base;
   enum { BLOCK_LIVE, BLOCK_FREEING, BLOCK_FREED } state;
   bool host, portable;
+  bool shared; /* mapped from a file descriptor (external.c): no guards, and gone when it is freed */
   struct pool *pool;
   struct context *context;
   struct block *next; /* in quarantine */
@@ -152,6 +154,9 @@ struct block {
 
 /* A misuse when one of the words is an address in memory that is free. */
 void standin_check_words(const char *who, const void *words, size_t bytes);
+struct block *standin_block_at(const void *address); /* NULL: there is none */
+struct block *standin_block_share(void *data, size_t bytes); /* NULL: no memory */
+bool standin_block_unshare(struct block *block); /* false, and a misuse: work uses it, so that it must stay mapped */
 void standin_block_fill(struct block *block);
 void standin_block_free(struct block *block);
 void standin_check_guards(void);
@@ -205,10 +210,11 @@ struct exec {
 
 struct task {
   struct task *next;
-  enum { TASK_OP, TASK_RECORD, TASK_WAIT, TASK_FILL, TASK_FREE, TASK_GRAPH } kind;
+  enum { TASK_OP, TASK_RECORD, TASK_WAIT, TASK_FILL, TASK_FREE, TASK_GRAPH, TASK_AWAIT, TASK_SIGNAL } kind;
   struct op op;
   struct event *event;
-  uint64_t number; /* of the event's generation or the executable's launch */
+  struct semaphore *semaphore;
+  uint64_t number; /* of the event's generation or the executable's launch; the semaphore's value */
   struct block *block;
   struct plan *plan;
   struct exec *exec;
@@ -250,6 +256,18 @@ void standin_op_free(struct op *op);
 void standin_sweep(void);
 void standin_event_release(struct event *event);
 
+/* ---- Semaphores of other APIs (external.c): a counter in a memory file's first bytes ------------------------------- */
+
+struct semaphore {
+  struct object object;
+  int references; /* the handle's and tasks' */
+  uint64_t *value; /* mapped, atomic */
+};
+
+void standin_semaphore_release(struct semaphore *semaphore);
+bool standin_semaphore_reached(const struct semaphore *semaphore, uint64_t value);
+void standin_semaphore_signal(struct semaphore *semaphore, uint64_t value);
+
 /* ---- Captures and graphs (capture.c) ----------------------------------------------------------------------------- */
 
 struct capture {
@@ -286,8 +304,9 @@ STANDIN_EXPORT int64_t nib_standin_calls(void);   /* calls so far */
 STANDIN_EXPORT int64_t nib_standin_misuses(void); /* misuses so far */
 STANDIN_EXPORT const char *nib_standin_misuse(void); /* the last one, "" if there was none */
 /* How many there are: "contexts" (retained), "modules", "functions", "streams", "events", "pools", "graphs", "execs", "captures",
- * "allocations", "host" (blocks of pinned memory), "pushed" (contexts on threads' stacks), "modes" (threads whose capture mode is
- * not the default). Frees that are queued are waited for. -1: no such kind. */
+ * "externals" and "semaphores" (imported), "chunks" (memory that can be exported, or was), "ranges" (reserved addresses), "mapped"
+ * (blocks of imported and exportable memory), "allocations", "host" (blocks of pinned memory), "pushed" (contexts on threads'
+ * stacks), "modes" (threads whose capture mode is not the default). Frees that are queued are waited for. -1: no such kind. */
 STANDIN_EXPORT int64_t nib_standin_live(const char *kind);
 
 #endif

@@ -23,6 +23,7 @@ static void task_free(struct task *task) {
   if (task->event) standin_event_release(task->event);
   if (task->plan) standin_plan_release(task->plan);
   if (task->exec) standin_exec_release(task->exec);
+  if (task->semaphore) standin_semaphore_release(task->semaphore);
   free(task);
 }
 
@@ -131,6 +132,14 @@ static void run_task(struct stream *stream, struct task *task) {
     while (task->event->completed < task->number && context->lost == CUDA_SUCCESS && task->event->object.context->lost == CUDA_SUCCESS)
       pthread_cond_wait(&standin_progress, &standin_lock);
     break;
+  case TASK_AWAIT: /* who signals it may be another process, which tells nobody */
+    while (!standin_semaphore_reached(task->semaphore, task->number) && context->lost == CUDA_SUCCESS) {
+      pthread_mutex_unlock(&standin_lock);
+      nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
+      pthread_mutex_lock(&standin_lock);
+    }
+    break;
+  case TASK_SIGNAL: standin_semaphore_signal(task->semaphore, task->number); break;
   case TASK_FILL: standin_block_fill(task->block); break;
   case TASK_FREE: standin_block_free(task->block); break;
   case TASK_GRAPH:
@@ -200,6 +209,7 @@ CUresult standin_enqueue(struct stream *stream, const struct task *task) {
   if (copy->event) copy->event->references++;
   if (copy->plan) copy->plan->references++;
   if (copy->exec) copy->exec->references++;
+  if (copy->semaphore) copy->semaphore->references++;
   if (stream->tail)
     stream->tail->next = copy;
   else

@@ -14,6 +14,7 @@ struct results {
   nib_graph *graph;
   nib_module *module;
   nib_user_kernel *kernel;
+  nib_semaphore *semaphore;
   nib_tensor *tensors[6];
 };
 
@@ -85,6 +86,7 @@ ENTRY(shapes) {
   CHECK(nib_tensor_ndim(w->floats) == 2 && nib_tensor_shape(w->floats)[1] == 6 && nib_tensor_stride(w->floats)[0] == 6);
   CHECK(nib_tensor_numel(w->floats) == 24 && nib_tensor_is_contiguous(w->floats) && nib_tensor_data(w->floats));
   CHECK(nib_tensor_storage(w->floats) > 0 && nib_tensor_offset_bytes(w->floats) == 0 && !nib_tensor_is_pinned(w->floats));
+  CHECK(!nib_tensor_is_read_only(w->floats));
   CHECK(nib_tensor_same_view(w->floats, w->floats) && !nib_tensor_same_view(w->floats, w->columns));
   return NIB_OK;
 }
@@ -124,6 +126,7 @@ ENTRY(releases) {
   nib_graph_release(NULL);
   nib_module_release(NULL);
   nib_user_kernel_release(NULL);
+  nib_semaphore_release(NULL);
   nib_runtime_close(NULL);
   nib_capture_abort(w->other);
   CHECK(nib_stream_is_capturing(w->stream) == (w->inside != NULL));
@@ -160,6 +163,15 @@ ENTRY(device_find) {
   nib_device *device = NULL;
   nib_status status = nib_device_find(w->fresh, device_name(), &device);
   CHECK((status == NIB_OK) == (device != NULL));
+  return status;
+}
+
+ENTRY(device_find_uuid) {
+  nib_device *device = NULL, *known = nib_device_at(w->fresh, 0);
+  for (int32_t i = 0; i < nib_device_count(w->fresh); i++)
+    if (strcmp(nib_device_get_info(nib_device_at(w->fresh, i))->name, device_name()) == 0) known = nib_device_at(w->fresh, i);
+  nib_status status = nib_device_find_uuid(w->fresh, nib_device_get_info(known)->uuid, &device);
+  CHECK((status == NIB_OK) == (device == known));
   return status;
 }
 
@@ -333,13 +345,17 @@ ENTRY(graph_driver_dot) {
 }
 ENTRY(graph_wait) { return nib_graph_wait(w->graph, -1); }
 
-/* ---- The host's context and streams: what is refused, and observing ------------------------------------------------ */
+/* ---- The host's context and streams: what is refused ---------------------------------------------------------------- */
 
 ENTRY(wrap_nothing) {
   CHECK(nib_device_use_context(w->device, NULL) != NIB_OK);
   CHECK(nib_stream_wrap(w->device, NULL, &w->made.stream) != NIB_OK && !w->made.stream);
   return NIB_OK;
 }
+
+#include "entries_shared.h"
+
+/* ---- Observing ------------------------------------------------------------------------------------------------------- */
 
 static void count_observations(void *user, const nib_observation *observation) {
   CHECK(*nib_observation_name(observation->kind) != '?');
@@ -448,17 +464,18 @@ static const struct entry entries[] = {
              "nib_device_is_capturing nib_error", 0 },
   { shapes, "nib_tensor_device nib_tensor_dtype nib_tensor_ndim nib_tensor_shape nib_tensor_stride nib_tensor_numel "
             "nib_tensor_is_contiguous nib_tensor_data nib_tensor_same_view "
-            "nib_tensor_storage nib_tensor_offset_bytes nib_tensor_is_pinned", 0 },
+            "nib_tensor_storage nib_tensor_offset_bytes nib_tensor_is_pinned nib_tensor_is_read_only", 0 },
   { handles, "nib_stream_device nib_stream_id nib_stream_is_capturing nib_event_device nib_graph_device nib_graph_node_count "
              "nib_graph_node_name nib_graph_node_deps", 0 },
   { kernels, "nib_module_device nib_user_kernel_device nib_user_kernel_name nib_user_kernel_attributes nib_user_kernel_param_count "
              "nib_user_kernel_param_bytes", 0 },
   { ranges, "nib_range_push nib_range_pop", 0 },
   { releases, "nib_tensor_release nib_stream_release nib_event_release nib_graph_release nib_module_release "
-              "nib_user_kernel_release nib_capture_abort", 0 },
+              "nib_user_kernel_release nib_semaphore_release nib_capture_abort", 0 },
   { runtime_create, "nib_runtime_create", ALONE },
   { runtime_close, "nib_runtime_close", MAKES_DO | ALONE },
   { device_find, "nib_device_find", ALONE },
+  { device_find_uuid, "nib_device_find_uuid", ALONE },
   { device_best, "nib_device_best", MAKES_DO | ALONE },
   { default_stream, "nib_device_default_stream", ALONE },
   { device_synchronize, "nib_device_synchronize", 0 },
@@ -510,6 +527,12 @@ static const struct entry entries[] = {
   { graph_driver_dot, "nib_graph_driver_dot", 0 },
   { graph_wait, "nib_graph_wait", 0 },
   { wrap_nothing, "nib_device_use_context nib_stream_wrap nib_stream_handle", MAKES_DO },
+  { wrap, "nib_tensor_wrap", 0 },
+  { written, "nib_tensor_written", 0 },
+  { dlpack, "nib_tensor_to_dlpack nib_tensor_from_dlpack", 0 },
+  { import, "nib_tensor_import", 0 },
+  { export, "nib_tensor_create_exportable nib_tensor_export", 0 },
+  { semaphore, "nib_semaphore_import nib_semaphore_device nib_semaphore_wait nib_semaphore_signal", 0 },
   { observe, "nib_runtime_observe nib_observation_name", 0 },
   { peek, "nib_peek", 0 },
   { compile, "nib_compile", 0 },

@@ -93,7 +93,7 @@ static long fired(void) { return driver.result ? (long)(driver.fired() - driver.
 
 /* Streams and events are kept for reuse, functions as long as their module; the rest comes and goes with what it is for. */
 static const char *const kinds[] = { "contexts", "modules", "pools", "graphs", "execs", "captures", "allocations", "host",
-                                     "pushed", "modes" };
+                                     "pushed", "modes", "externals", "chunks", "ranges", "mapped", "semaphores" };
 #define KIND_COUNT (sizeof kinds / sizeof *kinds)
 
 struct left {
@@ -200,6 +200,7 @@ static void release(struct results *made) {
   nib_graph_release(made->graph);
   nib_user_kernel_release(made->kernel);
   nib_module_release(made->module);
+  nib_semaphore_release(made->semaphore);
   nib_runtime_close(made->runtime);
   *made = (struct results){ 0 };
 }

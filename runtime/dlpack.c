@@ -1,0 +1,170 @@
+/* Tensors from and to other frameworks in the same process, by DLPack. */
+#include "dlpack.h"
+
+#include <stdio.h>
+
+#include "backend.h"
+
+/* ---- Element types -------------------------------------------------------------------------------------------------- */
+
+struct element {
+  uint8_t code, bits;
+  uint16_t lanes;
+  nib_dtype dtype;
+};
+
+/* Out goes the first of a dtype. */
+static const struct element elements[] = {
+  { DLPACK_FLOAT, 32, 1, NIB_FLOAT32 },    { DLPACK_FLOAT, 16, 1, NIB_FLOAT16 }, { DLPACK_BFLOAT, 16, 1, NIB_BFLOAT16 },
+  { DLPACK_E4M3FN, 8, 1, NIB_FLOAT8_E4M3FN }, { DLPACK_UINT, 8, 1, NIB_UINT8 },  { DLPACK_INT, 8, 1, NIB_INT8 },
+  { DLPACK_UINT, 16, 1, NIB_UINT16 },      { DLPACK_INT, 32, 1, NIB_INT32 },     { DLPACK_INT, 64, 1, NIB_INT64 },
+  { DLPACK_BOOL, 8, 1, NIB_UINT8 },        { DLPACK_E2M1FN, 4, 2, NIB_UINT8 }, /* two codes, the earlier in the low bits */
+};
+#define ELEMENT_COUNT (sizeof elements / sizeof *elements)
+
+/* ---- From others ---------------------------------------------------------------------------------------------------- */
+
+static void call_deleter(void *user) {
+  struct DLManagedTensorVersioned *managed = user;
+  if (managed->deleter) managed->deleter(managed);
+}
+
+/* The device that its memory is of; *pinned_by: the GPU that copies to and from it directly. */
+static nib_status find_device(nib_runtime *rt, const struct dlpack_tensor *from, nib_device **device, nib_device **pinned_by) {
+  char name[24];
+  switch (from->device_type) {
+  case DLPACK_CUDA_HOST: *pinned_by = nib_find_pinning(rt); /* fall through */
+  case DLPACK_CPU: *device = &rt->devices[0]; return NIB_OK;
+  case DLPACK_CUDA: snprintf(name, sizeof name, "cuda:%d", (int)from->device_id); return nib_device_find(rt, name, device);
+  default:
+    return nib_fail(rt, NIB_INVALID, "from_dlpack: device: expected memory of the CPU (1), of CUDA (2) or pinned by CUDA (3), got "
+                    "device type %d", (int)from->device_type);
+  }
+}
+
+nib_status nib_tensor_from_dlpack(nib_runtime *rt, struct DLManagedTensorVersioned *managed, nib_tensor **out) {
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if (!managed) return nib_fail(rt, NIB_INVALID, "from_dlpack: managed: expected a DLManagedTensorVersioned, got NULL");
+  if (managed->major != DLPACK_MAJOR)
+    return nib_fail(rt, NIB_INVALID, "from_dlpack: version: expected DLPack 1, got %u.%u", (unsigned)managed->major,
+                    (unsigned)managed->minor);
+  const struct dlpack_tensor *from = &managed->tensor;
+  size_t i = 0;
+  while (i < ELEMENT_COUNT &&
+         !(elements[i].code == from->code && elements[i].bits == from->bits && elements[i].lanes == from->lanes))
+    i++;
+  if (i == ELEMENT_COUNT || (from->bits < 8 && managed->flags & DLPACK_PADDED))
+    return nib_fail(rt, NIB_INVALID,
+                    "from_dlpack: dtype: expected float 32 or 16, bfloat 16, float8_e4m3fn, int 8, 32 or 64, uint 8 or 16, bool, of "
+                    "one lane each, or packed float4_e2m1fn of two, got code %d of %d bits and %d lanes",
+                    (int)from->code, (int)from->bits, (int)from->lanes);
+  nib_device *device = NULL, *pinned_by = NULL;
+  status = find_device(rt, from, &device, &pinned_by);
+  if (status != NIB_OK) return status;
+  nib_wrap_desc desc = { .dtype = elements[i].dtype, .ndim = from->ndim, .shape = from->shape, .stride = from->strides,
+                         .data = from->data ? (char *)from->data + from->byte_offset : NULL,
+                         .read_only = managed->flags & DLPACK_READ_ONLY, .release = call_deleter, .user = managed };
+  return nib_wrap(device, pinned_by, "from_dlpack", &desc, out);
+}
+
+/* ---- To others ------------------------------------------------------------------------------------------------------ */
+
+struct nib_export {
+  struct DLManagedTensorVersioned managed;
+  struct nib_export *next; /* among those that came back */
+  struct nib_storage *storage;
+  int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
+};
+
+/* With the lock, or where nobody can have it. */
+static void destroy(nib_runtime *rt, struct nib_export *export) {
+  export->storage->exports--;
+  nib_storage_release(export->storage);
+  nib_free(rt, export, sizeof *export);
+}
+
+/* On any thread: everything is left to the one that uses the runtime, as long as there is one. */
+static void come_back(struct DLManagedTensorVersioned *self) {
+  struct nib_export *export = self->manager_ctx;
+  nib_runtime *rt = export->storage->deferred.device->runtime;
+  if (nib_is_forked(rt)) return;
+  nib_exports_lock(rt);
+  bool closed = rt->closed;
+  if (closed) {
+    destroy(rt, export);
+  } else {
+    export->next = rt->returned;
+    __atomic_store_n(&rt->returned, export, __ATOMIC_RELEASE);
+  }
+  nib_exports_unlock(rt);
+  if (closed) nib_handle_removed(rt);
+}
+
+void nib_exports_take_back(nib_runtime *rt) {
+  if (!__atomic_load_n(&rt->returned, __ATOMIC_ACQUIRE)) return;
+  nib_exports_lock(rt);
+  struct nib_export *export = rt->returned;
+  rt->returned = NULL;
+  nib_exports_unlock(rt);
+  while (export) {
+    struct nib_export *next = export->next;
+    destroy(rt, export);
+    nib_handle_removed(rt);
+    export = next;
+  }
+}
+
+/* What the consumer does next must come after what was queued to write the tensor. */
+static nib_status order(nib_tensor *tensor, intptr_t consumer_stream) {
+  nib_device *device = nib_tensor_dev(tensor);
+  if (consumer_stream == -1) return NIB_OK;
+  if (device->backend->host_memory) return nib_tensor_wait(tensor, -1);
+  nib_status status = nib_check_not_capturing(device, "to_dlpack");
+  return status == NIB_OK ? device->backend->lead_consumer(device, consumer_stream, &tensor->storage->deferred.uses) : status;
+}
+
+nib_status nib_tensor_to_dlpack(nib_tensor *tensor, intptr_t consumer_stream, struct DLManagedTensorVersioned **out) {
+  nib_device *device = nib_tensor_dev(tensor);
+  nib_runtime *rt = device->runtime;
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  struct nib_export *export = nib_allocate_zero(rt, sizeof *export);
+  if (!export) return nib_fail_memory(rt, "to_dlpack", sizeof *export);
+  status = order(tensor, consumer_stream);
+  if (status != NIB_OK) {
+    nib_free(rt, export, sizeof *export);
+    return status;
+  }
+  size_t i = 0;
+  while (elements[i].dtype != tensor->dtype) i++;
+  for (int32_t k = 0; k < tensor->ndim; k++) {
+    export->shape[k] = tensor->shape[k];
+    export->stride[k] = tensor->stride[k];
+  }
+  bool pinned = tensor->storage->pinned_by != NULL;
+  export->managed = (struct DLManagedTensorVersioned){
+    .major = DLPACK_MAJOR,
+    .minor = DLPACK_MINOR,
+    .manager_ctx = export,
+    .deleter = come_back,
+    .flags = tensor->storage->read_only ? DLPACK_READ_ONLY : 0,
+    .tensor = { .data = nib_tensor_numel(tensor) > 0 ? nib_tensor_data(tensor) : NULL,
+                .device_type = pinned ? DLPACK_CUDA_HOST : device->backend->host_memory ? DLPACK_CPU : DLPACK_CUDA,
+                .device_id = device->backend->host_memory ? 0 : (int32_t)(device - rt->devices) - 1,
+                .ndim = tensor->ndim,
+                .code = elements[i].code,
+                .bits = elements[i].bits,
+                .lanes = elements[i].lanes,
+                .shape = export->shape,
+                .strides = export->stride },
+  };
+  export->storage = tensor->storage;
+  export->storage->exports++;
+  nib_storage_retain(tensor->storage);
+  nib_handle_added(rt);
+  *out = &export->managed;
+  return NIB_OK;
+}
