@@ -180,6 +180,13 @@ ENTRY(default_stream) {
 ENTRY(device_synchronize) { return nib_device_synchronize(w->device, -1); }
 ENTRY(tick) { return nib_tick(w->runtime, 1000); }
 
+ENTRY(deadline) {
+  nib_set_deadline(w->runtime, 10000000); /* whose waits all end before it */
+  nib_status status = nib_stream_synchronize(w->stream, -1);
+  nib_set_deadline(w->runtime, -1);
+  return status;
+}
+
 /* ---- Tensors ------------------------------------------------------------------------------------------------------- */
 
 ENTRY(tensor_create) { return nib_tensor_create(w->device, NIB_INT64, SHAPE(3, 5), &w->made.tensors[0]); }
@@ -463,6 +470,7 @@ static const struct entry entries[] = {
   { default_stream, "nib_device_default_stream", ALONE },
   { device_synchronize, "nib_device_synchronize", 0 },
   { tick, "nib_tick", 0 },
+  { deadline, "nib_set_deadline", 0 },
   { tensor_create, "nib_tensor_create", 0 },
   { tensor_narrow, "nib_tensor_narrow", 0 },
   { tensor_select, "nib_tensor_select", 0 },
