@@ -259,6 +259,7 @@ new_project("shared", "SharedLib")
 new_project("bindings", "StaticLib")
   targetname "nibble_lua"
   files(binding_sources)
+  includedirs { "runtime" }
   buildoptions { lua_cflags }
 
 new_project("module", "SharedLib")
@@ -272,6 +273,7 @@ new_project("module", "SharedLib")
 new_project("command", "ConsoleApp")
   targetname "nibble"
   files(command_sources)
+  includedirs { "runtime" }
   buildoptions { lua_cflags, edit_cflags }
   links { "bindings", "runtime" }
   -- -E: Lua modules written in C find Lua's functions in the executable.

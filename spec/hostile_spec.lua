@@ -25,14 +25,8 @@ describe("memory that fails at any step", function()
   end)
 
   it("is an error of every function in Lua, after which all is as before", function()
-    local lua, reason = program.lua_flags()
-    reason = reason or program.missing()
-    if reason then return pending(reason) end
-    run("every_function", {
-      cflags = "-Wl,--wrap=realloc,--wrap=malloc,--wrap=free -I " .. quote(process.root .. "bindings"),
-      library = quote(program.build .. "libnibble_lua.a") .. " " .. quote(program.library), libraries = lua,
-      args = quote(every_function) .. " " .. scratch .. " count", stdout = counts,
-    })
+    run("every_function", { lua = true, cflags = "-Wl,--wrap=realloc,--wrap=malloc,--wrap=free",
+      args = quote(every_function) .. " " .. scratch .. " count", stdout = counts })
   end)
 
   it("has been tried on everything that nibble.h declares", function()
