@@ -1,14 +1,24 @@
 /* For hosts in C: the module with a runtime of theirs, and tensors between C and Lua. */
 #include "args.h"
 
-static int open_shared(lua_State *L) { return nib_lua_open_module(L, lua_touserdata(L, 1)); }
+struct opening {
+  nib_runtime *runtime;
+  nib_status why;
+};
+
+static int open_shared(lua_State *L) {
+  struct opening *opening = lua_touserdata(L, 1);
+  return nib_lua_open_module(L, opening->runtime, &opening->why);
+}
 
 nib_status nib_lua_open(lua_State *L, nib_runtime *runtime) {
   if (!lua_checkstack(L, 4)) return NIB_MEMORY; /* then there is no message either */
+  struct opening opening = { runtime, NIB_OK };
   lua_pushcfunction(L, open_shared);
-  lua_pushlightuserdata(L, runtime);
+  lua_pushlightuserdata(L, &opening);
   int status = lua_pcall(L, 1, 1, 0);
-  return status == LUA_OK ? NIB_OK : status == LUA_ERRMEM ? NIB_MEMORY : NIB_INVALID;
+  if (status == LUA_OK) return NIB_OK;
+  return status == LUA_ERRMEM ? NIB_MEMORY : opening.why != NIB_OK ? opening.why : NIB_INVALID;
 }
 
 /* The module's functions find their state in their first upvalue. */

@@ -255,7 +255,7 @@ static void open_submodule(lua_State *L, int state_index, const char *name, cons
   lua_setfield(L, -2, name);
 }
 
-static void open_runtime(lua_State *L, nib_lua_state *state, nib_runtime *shared) {
+static void open_runtime(lua_State *L, nib_lua_state *state, nib_runtime *shared, nib_status *why) {
   nib_config config = { .abi_version = NIB_ABI_VERSION, .index_base = 1, .allocate = allocate, .user = state };
   const int64_t nothing = 0;
   nib_status status;
@@ -263,14 +263,15 @@ static void open_runtime(lua_State *L, nib_lua_state *state, nib_runtime *shared
     status = nib_tensor_create(nib_device_at(shared, 0), NIB_UINT8, 1, &nothing, &state->anchor);
   else
     status = nib_runtime_create(&config, &state->runtime);
+  if (why) *why = status;
   if (status != NIB_OK)
     luaL_error(L, "nibble: runtime: expected %s, got: %s", shared ? "an open one" : "to create one", nib_status_text(status));
   if (shared) state->runtime = shared;
 }
 
-int luaopen_nibble(lua_State *L) { return nib_lua_open_module(L, NULL); }
+int luaopen_nibble(lua_State *L) { return nib_lua_open_module(L, NULL, NULL); }
 
-int nib_lua_open_module(lua_State *L, nib_runtime *shared) {
+int nib_lua_open_module(lua_State *L, nib_runtime *shared, nib_status *why) {
   luaL_checkversion(L);
   if (lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state") == LUA_TUSERDATA) {
     const nib_lua_state *opened = lua_touserdata(L, -1);
@@ -291,7 +292,7 @@ int nib_lua_open_module(lua_State *L, nib_runtime *shared) {
   lua_setfield(L, -2, "__name");
   lua_setmetatable(L, state_index);
 
-  open_runtime(L, state, shared);
+  open_runtime(L, state, shared, why);
 
   lua_newtable(L);
   lua_setiuservalue(L, state_index, NIB_LUA_SCOPES);

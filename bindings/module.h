@@ -92,8 +92,9 @@ static inline nib_lua_state *nib_lua_get_state(lua_State *L) { return lua_touser
 
 /* ---- module.c ---- */
 
-/* Opens the module, with a runtime of a host's or (NULL) one of its own, and pushes it; what luaopen_nibble does. */
-int nib_lua_open_module(lua_State *L, nib_runtime *shared);
+/* Opens the module, with a runtime of a host's or (NULL) one of its own, and pushes it; what luaopen_nibble does.
+ * `why` (may be NULL) gets the status of a runtime that cannot be used, beside the error. */
+int nib_lua_open_module(lua_State *L, nib_runtime *shared, nib_status *why);
 /* Raises an error for a status that is not NIB_OK, with the runtime's message in the name of `operation`. */
 int nib_lua_raise(lua_State *L, const char *operation, nib_status status);
 /* Pushes that error's message, without the position in the script. */

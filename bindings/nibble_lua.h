@@ -19,7 +19,7 @@ NIB_API int luaopen_nibble(lua_State *L);
 
 /* The same with a runtime of the host's, which several states may share (in one thread at a time, as its documentation says).
  * Give it index_base 1, for messages. It stays as long as the state, even if the host closes it before. Raises no error: pushes
- * the module, or (a status other than OK) a message. */
+ * the module, or a message (CLOSED; MEMORY; INVALID: the state has the module with another runtime). */
 NIB_API nib_status nib_lua_open(lua_State *L, nib_runtime *runtime);
 
 /* Pushes another handle on a tensor, which must be of the state's runtime; the tensor at a stack index, or NULL: the state's,

@@ -375,7 +375,7 @@ static void open_module(lua_State *L, int globals) {
                                          "dot", "elapsed", "equal", "expand", "fill", "is_contiguous", "item", "max_error", "narrow", "nodes",
                                          "numel", "permute", "query", "record", "reinterpret", "replay", "scope", "select", "stride",
                                          "synchronize", "to", "totable", "transpose", "update", "view", "wait", NULL };
-  nib_lua_open_module(L, nib_sandbox_of(L)->runtime);
+  nib_lua_open_module(L, nib_sandbox_of(L)->runtime, NULL);
   keep_fields(L, lua_gettop(L), functions);
   lua_setfield(L, globals, "nibble");
   for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++) {

@@ -6,6 +6,7 @@
 
 #include "../../../kernels/params.h"
 #include "host.h"
+#include "nibble_lua.h"
 
 struct results {
   nib_runtime *runtime;
@@ -15,6 +16,8 @@ struct results {
   nib_module *module;
   nib_user_kernel *kernel;
   nib_tensor *tensors[6];
+  nib_sandbox *sandbox;
+  lua_State *L;
 };
 
 struct world {
@@ -34,6 +37,8 @@ struct world {
   unsigned char file[256];
   size_t file_bytes;
   float host[24];
+  nib_sandbox *sandbox; /* for the entries of lua_entries.h, and a tensor of its runtime */
+  nib_tensor *shown;
   struct results made;
 };
 
@@ -439,7 +444,12 @@ ENTRY(rope_table) { return nib_rope_table(w->stream, 4, 1e4, NIB_FLOAT32, &w->ma
 
 /* ---- The list ------------------------------------------------------------------------------------------------------ */
 
-enum { MAKES_DO = 1 /* may succeed though every allocation fails */, ALONE = 2 /* not while the world's runtime captures */ };
+enum {
+  MAKES_DO = 1, /* may succeed though every allocation fails */
+  ALONE = 2,    /* with a fresh runtime, and not while the world's captures */
+  SANDBOX = 4,  /* with a sandbox, likewise */
+  TELLS = 8,    /* checks by itself that a failure comes with a message, or has none */
+};
 
 struct entry {
   nib_status (*call)(struct world *w);
@@ -463,8 +473,8 @@ static const struct entry entries[] = {
   { ranges, "nib_range_push nib_range_pop", 0 },
   { releases, "nib_tensor_release nib_stream_release nib_event_release nib_graph_release nib_module_release "
               "nib_user_kernel_release nib_capture_abort", 0 },
-  { runtime_create, "nib_runtime_create", ALONE },
-  { runtime_close, "nib_runtime_close", MAKES_DO | ALONE },
+  { runtime_create, "nib_runtime_create", ALONE | TELLS },
+  { runtime_close, "nib_runtime_close", MAKES_DO | ALONE | TELLS },
   { device_find, "nib_device_find", ALONE },
   { device_best, "nib_device_best", MAKES_DO | ALONE },
   { default_stream, "nib_device_default_stream", ALONE },
