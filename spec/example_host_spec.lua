@@ -1,4 +1,4 @@
--- The example host (bindings/host), without a window: eight hostile scripts and a good one run for some seconds. No time is
+-- The example host (bindings/host): eight and more hostile scripts and a good one run for some seconds. No time is
 -- judged here; the host prints how long its frames took.
 local process = require("spec.support.runtime_process")
 
@@ -26,13 +26,13 @@ local function counts(output, name)
 end
 
 describe("the example host", function()
-  it("survives scripts that loop, catch, leak, raise, exhaust, corrupt, and hang in C", function()
+  it("survives scripts that loop, catch, leak, raise, exhaust, corrupt, hang in C, and play with threads and finalizers", function()
     need()
     local result = run(240)
     assert.same({ 0, "" }, { result.status, result.stderr })
     local text = result.stdout
-    assert.matches("240 frames of at most 8.0 ms: p50 [%d.]+ ms, p99 [%d.]+ ms, worst [%d.]+ ms", text)
-    for _, name in ipairs({ "loop", "catch", "queue", "exhaust", "slow" }) do
+    assert.matches("240 frames of at most 8.0 ms, %l[%l-]+ priority: p50 [%d.]+ ms, p99 [%d.]+ ms, worst [%d.]+ ms", text)
+    for _, name in ipairs({ "loop", "catch", "queue", "exhaust", "slow", "coroutines", "finalizers" }) do
       assert.is_true(counts(text, name).expired > 0, name .. "\n" .. text)
     end
     for _, name in ipairs({ "raise", "corrupt" }) do assert.is_true(counts(text, name).raised > 0, name .. "\n" .. text) end
@@ -62,6 +62,18 @@ describe("the example host", function()
     assert.matches("late.lua: late\n", text)
     assert.is_truthy(text:find("  loop.lua ", 1, true) < text:find("260 frames", 1, true), text)
     assert.is_true(tonumber(text:match("good.lua: called (%d+) times")) > 2, text) -- its state outlived three versions
+  end)
+
+  it("shows the page table on any display of SDL2's, and says why it cannot", function()
+    need()
+    local line = "env -u DISPLAY -u WAYLAND_DISPLAY SDL_VIDEODRIVER=%s timeout -k 5 60 %s --window --frames 40 /nonexistent"
+    local nowhere = process.run(line:format("nothing", quote(command)))
+    assert.equal(1, nowhere.status)
+    assert.matches("^nibble%-host: no window: %S", nowhere.stderr)
+    if nowhere.stderr:find("without SDL2", 1, true) then return pending("built without SDL2") end
+    local shown = process.run(line:format("dummy", quote(command)))
+    assert.same({ 0, "" }, { shown.status, shown.stderr })
+    assert.matches("^40 frames of at most", shown.stdout)
   end)
 
   it("says how it is called, and what it cannot do", function()

@@ -199,7 +199,7 @@ static void add(struct scripts *scripts, const char *name) {
   if (scripts->count == MOST_SCRIPTS) return;
   struct script *script = calloc(1, sizeof *script); /* where it stays: its sandbox prints by it */
   if (!script) return;
-  snprintf(script->name, sizeof script->name, "%s", name);
+  memcpy(script->name, name, strlen(name) + 1); /* is_script has seen that it fits */
   script->scripts = scripts;
   nib_config runtime = { .threads = 1 };
   nib_sandbox_config config = { .runtime = &runtime, .lua_memory = 2 << 20, .device_memory = 32 << 20, .tensors = 1000, .streams = 2,

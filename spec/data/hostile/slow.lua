@@ -2,7 +2,7 @@
 local frame = 0
 function on_frame()
   frame = frame + 1
-  local which = frame % 6
+  local which = frame % 8
   if which == 0 then return ("a"):rep(16384):find(".-.-.-b") end
   if which == 1 then return table.move({}, 1, 3e8, 2) end
   if which == 2 then return table.sort(setmetatable({}, { __len = function() return 1 << 30 end, __index = rawlen })) end
@@ -12,5 +12,7 @@ function on_frame()
     for i = 1, 8193 do t[i * 16383] = true end
     return t
   end
+  if which == 5 then return table.concat(setmetatable({}, { __len = function() return 1 << 53 end, __index = tostring })) end
+  if which == 6 then return ("x"):rep(400000):gsub(".", string.rep) end
   return load(("x = y "):rep(60000))
 end
