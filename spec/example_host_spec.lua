@@ -48,7 +48,7 @@ describe("the example host", function()
     local result = run(260, [[
       sleep 1; echo 'error("new and bad")' >good.lua
       sleep 1; (cat ]] .. quote(hostile .. "good.lua") .. [[; echo 'print("the new one")') >good.new; mv good.new good.lua; rm loop.lua
-      echo 'function on_load() print("late") end' >late.lua]])
+      printf '%s\n' 'function on_load() print("late\27[2J\n=") error("\27c") end' >late.lua]])
     assert.same({ 0, "" }, { result.status, result.stderr })
     local text = result.stdout
     local at = 1
@@ -59,7 +59,8 @@ describe("the example host", function()
       assert.is_truthy(last, line .. " is missing in\n" .. text)
       at = last
     end
-    assert.matches("late.lua: late\n", text)
+    assert.matches("late.lua: late %[2J =\nlate.lua: script raised an error: [^\n]*late.lua:1:  c\n", text)
+    assert.is_nil(text:find("[%z\1-\9\11-\31\127]"))
     assert.is_truthy(text:find("  loop.lua ", 1, true) < text:find("260 frames", 1, true), text)
     assert.is_true(tonumber(text:match("good.lua: called (%d+) times")) > 2, text) -- its state outlived three versions
   end)

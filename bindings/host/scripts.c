@@ -86,9 +86,14 @@ static void add_host(lua_State *L, void *user) {
   lua_setfield(L, 1, "host");
 }
 
+/* A line of a script's for people: whatever it writes moves no cursor and makes no second line. */
 static void print_line(void *user, const char *text, size_t length) {
   const struct script *script = user;
-  if (!script->scripts->is_quiet) printf("%s: %.*s\n", script->name, (int)length, text);
+  char line[1024];
+  if (script->scripts->is_quiet) return;
+  if (length > sizeof line) length = sizeof line;
+  for (size_t i = 0; i < length; i++) line[i] = (unsigned char)text[i] < 32 || text[i] == 127 ? ' ' : text[i];
+  printf("%s: %.*s\n", script->name, (int)length, line);
 }
 
 /* ---- One script ---------------------------------------------------------------------------------------------------- */
@@ -117,7 +122,9 @@ static void note(struct script *script, nib_status status, long long start_us) {
   script->exhausted += status == NIB_MEMORY;
   if (script->scripts->is_quiet || now - script->printed_us < ERROR_US) return;
   script->printed_us = now;
-  printf("%s: %s: %s\n", script->name, nib_status_text(status), nib_sandbox_error(script->sandbox));
+  char message[600];
+  int length = snprintf(message, sizeof message, "%s: %s", nib_status_text(status), nib_sandbox_error(script->sandbox));
+  print_line(script, message, (size_t)length < sizeof message ? (size_t)length : sizeof message - 1);
 }
 
 static int push_dt(lua_State *L, void *user) {

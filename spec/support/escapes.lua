@@ -290,4 +290,152 @@ return {
       for i = 1, 1000 do keep[i] = s:capture(function() for k = 1, 1000 do t:fill(k) end end) end
     end)
     assert(not ok and message:find("memory"), message)]], settings = "device_memory=1000000" },
+  -- Reports of faults in Lua and in programs that embed it.
+  { "the metatables of numbers, booleans, functions and threads", [[
+    for _, value in ipairs { 1, 1.5, true, print, coroutine.create(print), function() end } do
+      assert(getmetatable(value) == nil and not pcall(setmetatable, value, {}))
+    end
+    assert(getmetatable(nil) == nil and not pcall(setmetatable, nil, {}) and not pcall(getmetatable))]] },
+  { "the table behind all strings", [[
+    local through = setmetatable({}, { __index = "", __newindex = "" })
+    assert(through.rep == ("").rep and not pcall(function() through.rep = 1 end) and not pcall(function() ("").rep = 1 end))
+    assert(not pcall(rawget, "", "rep") and not pcall(rawset, "", "rep", 1) and not pcall(next, ""))
+    assert(not pcall(function() for _ in pairs("") do end end) and ("").dump == nil)
+    for _, name in ipairs { "gsub", "rep", "find" } do string[name] = nil end
+    assert(("ab"):rep(2) == "abab")]] },
+  { "long brackets and numerals without end", [=[
+    for _, text in ipairs { "[" .. ("="):rep(200000), "[" .. ("="):rep(200000) .. "[", "--[" .. ("="):rep(200000) .. "[x",
+      "return [" .. ("="):rep(70000) .. "[x]" .. ("="):rep(69999) .. "]", "return 0x" .. ("f"):rep(200000) .. "g",
+      "return 1" .. ("0"):rep(200000) .. "e", "return '" .. ("\\z "):rep(60000), "return '\\u{" .. ("f"):rep(60000) .. "}'",
+      "return '\\x", "return '\\400'", "\0", "return \"\\", "#!x\nreturn", "return 'a\0b' == 'a'" } do
+      local f, message = load(text, ("n"):rep(5000))
+      assert(f or message:find("^%[string \"n+...\"%]:%d"), text:sub(1, 30))
+    end
+    assert(#load("return [" .. ("="):rep(70000) .. "[x]" .. ("="):rep(69999) .. "]]" .. ("="):rep(70000) .. "]")() == 70002)]=] },
+  { "a collection while the compiler works, with names that nobody else holds", [[
+    for round = 1, 200 do
+      local n = 0
+      local f = load(function()
+        n = n + 1
+        local _ = ("g"):rep(3000) .. n
+        return n < 30 and ("local a%d = function() return 'k%d' .. %d end "):format(n, n, n) or n == 30 and "return a29()" or nil
+      end, "@chunk" .. round)
+      assert(f() == "k2929")
+    end]] },
+  { "goto, labels and blocks that jump where they must not", [[
+    for _, text in ipairs { "goto x local a ::x:: print(a)", "do ::x:: end goto x", "goto x", "::x:: ::x::", "break",
+      "repeat goto c local z ::c:: until z", "for i = 1, 2 do goto out end do ::out:: end" } do assert(not load(text), text) end
+    local n = 0
+    for i = 1, 3 do
+      do local t <close> = nibble.tensor(i) if i == 2 then goto continue end n = n + t:item() end
+      ::continue::
+    end
+    assert(n == 4)
+    do local k = 0 ::top:: local t <close> = nibble.tensor(k) k = k + 1 if k < 50 then goto top end end
+    for _ in next, { 1 }, nil, nibble.tensor(1) do break end
+    assert(not pcall(function() for _ in next, { 1 }, nil, {} do break end end))]] },
+  { "functions with more of everything than Lua has room for", [[
+    local function list(format, n, between)
+      local t = {} for i = 1, n do t[i] = format:format(i) end return table.concat(t, between)
+    end
+    assert(not load("local " .. list("a%d", 201, ",")))
+    assert(not load("local a0 " .. list("local function f%d() return a0 end", 300, " ")))
+    load(list("local a%d=1", 190, " ") .. " return function() return " .. list("a%d", 190, "+") .. " end")
+    load("return f(" .. list("%d", 300, ",") .. ")")
+    assert(#load("return {" .. list("%d.5", 30000, ",") .. "}")() == 30000)
+    local f = load(list("x = %d.25", 20000, " ") .. " return x") assert(f and f() == 20000.25)
+    assert(not load(("do "):rep(300)) and not load("x = " .. ("f("):rep(300)) and not load("x = " .. ("{"):rep(300)))
+    load(("a."):rep(60000) .. "b = 1") load("return " .. ("not "):rep(60000) .. "1") load("return " .. ("a.."):rep(500) .. "a")]] },
+  { "errors while errors are handled, to the end of the stack", [[
+    local function loop() return 1 + loop() end
+    xpcall(loop, loop) xpcall(loop, function() return loop() end) pcall(xpcall, loop, loop)
+    local function again() assert(pcall(again)) end xpcall(again, again)
+    local t = setmetatable({}, { __index = function(t, k) return t[k .. "x"] end, __concat = function(a, b) return a .. b end,
+      __eq = function(a, b) return a == b end, __call = function(self) return (self()) end })
+    pcall(function() return t.a end) pcall(function() return t .. t end) pcall(function() return t() end)
+    pcall(function() return t == setmetatable({}, { __eq = function(a, b) return a == b end }) end)
+    local deep = setmetatable({}, { __call = print }) for _ = 1, 300 do deep = setmetatable({}, { __call = deep }) end pcall(deep)
+    local co co = coroutine.wrap(function() return xpcall(loop, function() return coroutine.yield(1) end) end) pcall(co)
+    assert(select(2, pcall(error)) == nil and pcall(string.rep, "x", 3))]] },
+  { "numbers that trap", [[
+    local least = math.mininteger
+    assert(least // -1 == least and least % -1 == 0 and math.fmod(least, -1) == 0 and -least == least and math.abs(least) == least)
+    assert(not pcall(function() return 1 // 0 end) and not pcall(function() return 1 % 0 end) and not pcall(math.fmod, 1, 0))
+    assert(1 << 64 == 0 and 1 << least == 0 and 1 >> least == 0 and not pcall(function() return 2^53 << 1.5 end))
+    assert(math.type(math.random(least, math.maxinteger)) == "integer" and not pcall(math.random, 1, least))
+    assert(not pcall(function() for _ = 1, 10, 0 do end end))
+    local n = 0 for i = math.maxinteger - 1, math.maxinteger do n = n + 1 end
+    for i = least, least + 1 do n = n + 1 end for i = 1, math.huge do n = n + 1 if i == 3 then break end end assert(n == 7)
+    local t = nibble.zeros(4, { dtype = "int64" })
+    for _, x in ipairs { least, math.maxinteger, 0 / 0, 1 / 0, -1 / 0, 2^63, -2^63 } do
+      for _, dtype in ipairs { "int8", "int32", "int64", "float16", "bfloat16", "float8_e4m3fn", "uint8" } do
+        pcall(function() nibble.zeros(2, { dtype = dtype }):fill(x):to("float32"):totable() end)
+        pcall(function() nibble.tensor({ x, 1 }, { dtype = dtype }):to("int32"):totable() end)
+      end
+      pcall(t.fill, t, x) pcall(nibble.arange, x, 10) pcall(nibble.arange, 0, x, 1) pcall(nibble.arange, 0, 9, x)
+      pcall(nibble.randint, x, math.maxinteger, { 3 }) pcall(nibble.randint, 0, x, { 3 }) pcall(nibble.randn, { x })
+    end]] },
+  { "formats and packed data with extreme sizes", [[
+    for _, format in ipairs { "%99999d", "%.99999f", "%100d", "%0100d", "%-+ #0d", "%1$d", "%", "%*d", "%n", "%l", "%hhd", "%q%",
+      "%.3q" } do
+      pcall(string.format, format, 1)
+    end
+    assert(not pcall(string.format, "%n", 1) and not pcall(string.format, "%100d", 1))
+    assert(not pcall(string.format, "%s") and not pcall(string.format, "%c%c", 1) and string.format("%c", 0) == "\0")
+    assert(string.format("%.3s|%5s", "abcdef", "x") == "abc|    x" and not pcall(string.format, "%5s", "a\0b"))
+    for _, code in ipairs { "s8", "s16", "z", "i16", "!16i8", "Xi16", "c99999999", "!17", "i0", "c", "s17",
+      "c2147483647c2147483647" } do
+      for _, data in ipairs { "", "\255", ("\255"):rep(8), ("\255"):rep(16), ("\127"):rep(20) } do
+        for _, position in ipairs { 1, -1, 0, 5, math.maxinteger, math.mininteger } do pcall(string.unpack, code, data, position) end
+      end
+      pcall(string.packsize, code) pcall(string.packsize, code:rep(20)) pcall(string.pack, code, 1, 2)
+    end
+    assert(not pcall(string.unpack, "s8", ("\255"):rep(8)) and not pcall(string.packsize, ("c2147483647"):rep(3)))]] },
+  { "utf8 that is none", [[
+    assert(not pcall(utf8.char, -1) and not pcall(utf8.char, 1 << 31) and #utf8.char(0x7FFFFFFF) == 6)
+    for _, text in ipairs { "\xff", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\x80",
+      "\xf8\x88\x80\x80\x80", "\xfc", "a\xe2\x82" } do
+      assert(not utf8.len(text) and not pcall(utf8.codepoint, text, 1, -1))
+      pcall(function() for _ in utf8.codes(text) do end end)
+      for _, i in ipairs { -9, -1, 0, 1, 2, 9, math.mininteger, math.maxinteger } do
+        pcall(utf8.offset, text, i) pcall(utf8.offset, text, 1, i) pcall(utf8.len, text, i, i, true) pcall(utf8.codes(text), text, i)
+      end
+    end]] },
+  { "keys and tables that change under a traversal", [[
+    assert(not pcall(next, {}, 1) and not pcall(next, { 1 }, {}) and not pcall(rawset, {}, nil, 1) and not pcall(rawset, {}, 0 / 0, 1))
+    local t = {} for i = 1, 100 do t["k" .. i] = i end
+    pcall(function() for k in pairs(t) do t[k] = nil t[{}] = k t[k .. "x"] = 1 end end)
+    local list = { 5, 4, 3, 2, 1, 0 }
+    pcall(table.sort, list, function(a, b) for i = 1, 20 do list[i] = i % 2 == 0 and nil or i end return a < b end)
+    pcall(table.sort, list, function() list = nil return true end)
+    pcall(table.concat, setmetatable({}, { __len = function() return 3 end, __index = function(t, i) rawset(t, i, {}) return "x" end }))
+    pcall(string.gsub, "abc", "%w", setmetatable({}, { __index = function() error("trap") end }))
+    assert(not pcall(string.gsub, "abc", "%w", function() error({}) end))]] },
+  { "objects of the module that vanish while they are used", [[
+    local s, t = nibble.stream(), nibble.zeros(4)
+    pcall(function() s:scope(function() s:close() t:fill(1) end) end)
+    local u = nibble.stream()
+    pcall(function() u:capture(function() t:fill(1) u:close() t:fill(2) end) end)
+    local v = nibble.stream()
+    local ok, g = pcall(function() return v:capture(function() t:fill(3) t:close() end) end)
+    if ok then g:replay() g:close() pcall(g.replay, g) pcall(g.nodes, g) end
+    v:synchronize()
+    local w = nibble.zeros(4)
+    pcall(nibble.full, setmetatable({ 2, 2 }, { __index = function() w:close() end }), 1)
+    local options = setmetatable({}, { __index = function() w:close() error("trap") end, __pairs = error, __len = error })
+    pcall(nibble.zeros, 3, options) pcall(nibble.tensor, { 1 }, options) pcall(w.narrow, w, 1, options, 1) pcall(w.to, w, options)
+    pcall(w.copy, w, w) pcall(function() return w[{ 1, 1 }], w[options] end) pcall(function() w[options] = options end)
+    for _, name in ipairs { "fill", "item", "totable", "view", "clone", "equal", "amax", "to", "bytes" } do pcall(w[name], w, w) end
+    nibble.range("r", function() nibble.range(("x"):rep(100000), error) end)]], status = "SCRIPT" },
+  { "tables that hold themselves, as data", [[
+    local t = { 1 } t[1] = t
+    assert(not pcall(nibble.tensor, t) and not pcall(nibble.zeros, t))
+    local deep = 1 for _ = 1, 5000 do deep = { deep } end
+    assert(not pcall(nibble.tensor, deep))
+    local t2 = {} for i = 1, 9 do t2 = { t2 } end assert(not pcall(nibble.tensor, t2))
+    pcall(nibble.tensor, setmetatable({}, { __len = function() return 1 << 40 end, __index = function() return 1 end }))]] },
+  { "terminal codes and zeros in names and messages", [[
+    local ok, message = pcall(load("error('\0\27[2J')", "=\27]0;title\7\0x")) assert(not ok and #message < 500)
+    assert(not pcall(nibble.zeros, 3, { ["\27[31m"] = 1 }) and not pcall(function() return nibble.zeros(3)["\0"] end))
+    setmetatable(_G, { __name = ("\27"):rep(100000) }) assert(not pcall(function() return _G + 1 end))]] },
 }
