@@ -2,6 +2,8 @@ std = "lua54"
 max_line_length = 136 -- about 120, says the style
 exclude_files = { "build" }
 files["spec"] = { std = "lua54+busted" }
+files["spec/data/hostile"] = { std = "lua54", read_globals = { "nibble" }, globals = { "state", "host", "on_load", "on_frame", "on_unload" } }
+files["spec/data/hostile/corrupt.lua"] = { ignore = { "122" } }
 files["scripts/nibble/meta*.lua"] = { ignore = { "212", "241", "631" } } -- declarations, one to a line
 files["premake5.lua"] = {
   std = "min",
@@ -9,7 +11,7 @@ files["premake5.lua"] = {
     "_ACTION", "_OPTIONS", "_PREMAKE_VERSION", "solution", "workspace", "configuration", "configurations", "filter", "flags",
     "symbols", "newoption", "project", "kind", "language", "location", "objdir", "targetdir", "targetname", "targetextension",
     "targetprefix",
-    "files", "links", "buildoptions", "linkoptions", "prebuildcommands", "defaultconfiguration",
+    "files", "includedirs", "links", "buildoptions", "linkoptions", "prebuildcommands", "defaultconfiguration",
     os = { other_fields = true }, path = { other_fields = true, fields = { getbasename = { read_only = false } } },
   },
 }

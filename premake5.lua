@@ -2,7 +2,7 @@
 --   premake5 gmake                         or   premake4 --file=premake5.lua gmake
 --   make -C build config=release           others: debug, sanitize (ASan + UBSan), threads (TSan)
 -- makes, in build/<configuration>/, libnibble.a and libnibble.so.N (the runtime), libnibble_lua.a (its Lua bindings),
--- nibble.so (the Lua module) and nibble (the command).
+-- nibble.so (the Lua module), nibble (the command) and nibble-host (the example of a host, with a window if SDL2 is there).
 --   make -C build install PREFIX=/usr/local [DESTDIR=FOLDER]       installs them (scripts/install says what goes where)
 
 -- The GPU architectures that kernels/cuda is compiled for: machine code for these (f: and the family's later members), and
@@ -65,6 +65,7 @@ for _, name in ipairs { "liblua5.4.a", "liblua-5.4.a" } do
     break
   end
 end
+local sdl_cflags, sdl_libs = output_of("pkg-config --cflags sdl2"), output_of("pkg-config --libs sdl2") -- may be missing
 local edit_cflags = output_of("pkg-config --cflags libedit")
 local edit_libs = output_of("pkg-config --libs libedit")
 
@@ -160,7 +161,7 @@ end
 -- Objects depend on the headers that they include, but makefiles do not make them depend on flags or on the list of sources.
 if _ACTION == "gmake" then
   os.mkdir("build")
-  local tools = { _PREMAKE_VERSION, read("premake5.lua"), lua_cflags, edit_cflags, os.getenv("CC") or "", nvcc or "" }
+  local tools = { _PREMAKE_VERSION, read("premake5.lua"), lua_cflags, edit_cflags, sdl_cflags, os.getenv("CC") or "", nvcc or "" }
   local list = table.concat(runtime_sources, "\n") .. "\n" .. table.concat(binding_sources, "\n") .. "\n" ..
     table.concat(command_sources, "\n")
   local flags_changed = write_if_changed("build/tools.txt", table.concat(tools, "\n"))
@@ -259,6 +260,7 @@ new_project("shared", "SharedLib")
 new_project("bindings", "StaticLib")
   targetname "nibble_lua"
   files(binding_sources)
+  includedirs { "runtime" }
   buildoptions { lua_cflags }
 
 new_project("module", "SharedLib")
@@ -272,10 +274,24 @@ new_project("module", "SharedLib")
 new_project("command", "ConsoleApp")
   targetname "nibble"
   files(command_sources)
+  includedirs { "runtime" }
   buildoptions { lua_cflags, edit_cflags }
   links { "bindings", "runtime" }
   -- -E: Lua modules written in C find Lua's functions in the executable.
   linkoptions { "-Wl,-E", lua_libs, edit_libs }
+  links { "m", "dl" }
+
+new_project("host", "ConsoleApp") -- the example
+  targetname "nibble-host"
+  files { "bindings/host/*.c" }
+  includedirs { "runtime" }
+  buildoptions { lua_cflags }
+  if sdl_libs ~= "" then
+    buildoptions { "-DNIB_HOST_SDL", sdl_cflags }
+    linkoptions { sdl_libs }
+  end
+  links { "bindings", "runtime" }
+  linkoptions { "-Wl,-u,luaL_openlibs", lua_libs } -- it comes before what needs it, and is taken whole
   links { "m", "dl" }
 
 if nvcc then

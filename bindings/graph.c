@@ -92,6 +92,7 @@ static int graph_nodes(lua_State *L) {
   lua_createtable(L, count, 0);
   for (int32_t i = 0; i < count; i++) {
     const int32_t *deps;
+    nib_lua_step(L, i);
     int32_t dep_count = nib_graph_node_deps(graph, i, &deps);
     lua_createtable(L, 0, 3);
     lua_pushinteger(L, i + 1);
@@ -114,6 +115,8 @@ static int graph_dot(lua_State *L) {
   nib_graph *graph = check_graph(L, "graph:dot");
   nib_lua_options(L, "graph:dot", 2, allowed);
   bool driver = nib_lua_boolean_option(L, "graph:dot", 2, "driver", false);
+  if (driver && nib_lua_get_state(L)->limits.no_addresses)
+    return nib_lua_argument_error(L, "graph:dot", "driver", "false (the driver's text has addresses, a sandbox shows none), got true");
   nib_status (*dot)(nib_graph *, char *, size_t, size_t *) = driver ? nib_graph_driver_dot : nib_graph_dot;
   size_t needed = 0;
   NIB_LUA_DO(L, "graph:dot", dot(graph, NULL, 0, &needed));

@@ -1,5 +1,4 @@
-/* The Lua module `nibble`: one runtime per Lua state, errors, memory, waits, and the functions about devices. */
-#include <stdlib.h>
+/* The Lua module `nibble`: its runtime, errors, memory, waits, and the functions about devices. */
 #include <string.h>
 
 #include "args.h"
@@ -28,6 +27,8 @@ const char *nib_lua_push_message(lua_State *L, const char *operation, nib_status
 }
 
 int nib_lua_raise(lua_State *L, const char *operation, nib_status status) {
+  const nib_lua_state *state = nib_lua_get_state(L);
+  if (status == NIB_TIMEOUT && state->limits.check) state->limits.check(L); /* the deadline was the sandbox's */
   luaL_checkstack(L, 4, NULL);
   return luaL_error(L, "%s", nib_lua_push_message(L, operation, status));
 }
@@ -77,8 +78,16 @@ void nib_lua_account_stream(lua_State *L) {
   if (++state->fresh_streams > MOST_STREAMS && lua_gc(L, LUA_GCISRUNNING) == 1) nib_lua_collect(L);
 }
 
+void nib_lua_check_elements(lua_State *L, const char *operation, const nib_tensor *view) {
+  int64_t most = nib_lua_get_state(L)->limits.most_elements;
+  if (most && nib_tensor_numel(view) > most)
+    nib_lua_argument_error(L, operation, "size", "a view of at most %I elements (the script's limit), got %I", (LUAI_UACINT)most,
+                           (LUAI_UACINT)nib_tensor_numel(view));
+}
+
 void nib_lua_tick(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
+  if (state->limits.check) state->limits.check(L);
   luaL_checkstack(L, 4, NULL);
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_TICK);
   state->busy++;
@@ -218,42 +227,9 @@ static const luaL_Reg functions[] = {
 
 /* ---- Opening and closing ----------------------------------------------------------------------------------------- */
 
-/* The runtime's memory is kept in a list, since Lua can free an object without its finalizer: near the end of the stack, and
- * what finalizers make while the state closes. The state frees what is left. */
-struct nib_lua_block {
-  struct nib_lua_block *next, *previous; /* in front of the memory; 16 bytes, so that its alignment is malloc's */
-};
-
-static void unlink_block(nib_lua_state *state, struct nib_lua_block *block) {
-  if (block->next) block->next->previous = block->previous;
-  if (block->previous)
-    block->previous->next = block->next;
-  else
-    state->blocks = block->next;
-}
-
-static void link_block(nib_lua_state *state, struct nib_lua_block *block) {
-  *block = (struct nib_lua_block){ state->blocks, NULL };
-  if (block->next) block->next->previous = block;
-  state->blocks = block;
-}
-
 static void *allocate(void *user, void *pointer, size_t old_size, size_t new_size) {
-  (void)old_size;
   nib_lua_state *state = user;
-  struct nib_lua_block *block = pointer ? (struct nib_lua_block *)pointer - 1 : NULL;
-  if (new_size > SIZE_MAX - sizeof *block) return NULL;
-  if (block) unlink_block(state, block);
-  if (new_size == 0) {
-    free(block);
-    return NULL;
-  }
-  struct nib_lua_block *larger = realloc(block, sizeof *block + new_size);
-  if (larger)
-    link_block(state, larger);
-  else if (block)
-    link_block(state, block);
-  return larger ? larger + 1 : NULL;
+  return nib_lua_blocks_allocate(&state->blocks, pointer, old_size, new_size);
 }
 
 /* The state is the oldest object, so that this runs after the finalizers of all others. */
@@ -261,14 +237,14 @@ static int close_state(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
   nib_runtime *runtime = state->runtime;
   state->runtime = NULL;
-  nib_runtime_observe(runtime, NULL, NULL);
+  if (state->observes) nib_runtime_observe(runtime, NULL, NULL);
   nib_lua_forget_observed(state);
-  nib_runtime_close(runtime);
-  while (state->blocks) {
-    struct nib_lua_block *block = state->blocks;
-    unlink_block(state, block);
-    free(block);
+  if (state->anchor) {
+    nib_tensor_release(state->anchor);
+    return 0;
   }
+  nib_runtime_close(runtime);
+  nib_lua_blocks_free(&state->blocks);
   return 0;
 }
 
@@ -279,9 +255,28 @@ static void open_submodule(lua_State *L, int state_index, const char *name, cons
   lua_setfield(L, -2, name);
 }
 
-int luaopen_nibble(lua_State *L) {
+static void open_runtime(lua_State *L, nib_lua_state *state, nib_runtime *shared, nib_status *why) {
+  nib_config config = { .abi_version = NIB_ABI_VERSION, .index_base = 1, .allocate = allocate, .user = state };
+  const int64_t nothing = 0;
+  nib_status status;
+  if (shared)
+    status = nib_tensor_create(nib_device_at(shared, 0), NIB_UINT8, 1, &nothing, &state->anchor);
+  else
+    status = nib_runtime_create(&config, &state->runtime);
+  if (why) *why = status;
+  if (status != NIB_OK)
+    luaL_error(L, "nibble: runtime: expected %s, got: %s", shared ? "an open one" : "to create one", nib_status_text(status));
+  if (shared) state->runtime = shared;
+}
+
+int luaopen_nibble(lua_State *L) { return nib_lua_open_module(L, NULL, NULL); }
+
+int nib_lua_open_module(lua_State *L, nib_runtime *shared, nib_status *why) {
   luaL_checkversion(L);
   if (lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state") == LUA_TUSERDATA) {
+    const nib_lua_state *opened = lua_touserdata(L, -1);
+    if (shared && opened->runtime != shared)
+      return luaL_error(L, "nibble: runtime: expected the one that this Lua state has already, got another");
     lua_getiuservalue(L, -1, NIB_LUA_MODULE);
     return 1;
   }
@@ -297,9 +292,7 @@ int luaopen_nibble(lua_State *L) {
   lua_setfield(L, -2, "__name");
   lua_setmetatable(L, state_index);
 
-  nib_config config = { .abi_version = NIB_ABI_VERSION, .index_base = 1, .allocate = allocate, .user = state };
-  nib_status status = nib_runtime_create(&config, &state->runtime);
-  if (status != NIB_OK) return luaL_error(L, "nibble: runtime: expected to create one, got: %s", nib_status_text(status));
+  open_runtime(L, state, shared, why);
 
   lua_newtable(L);
   lua_setiuservalue(L, state_index, NIB_LUA_SCOPES);

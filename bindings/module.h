@@ -9,6 +9,7 @@
 #include <lua.h>
 
 #include "../runtime/nibble.h"
+#include "blocks.h"
 #include "nibble_lua.h"
 
 typedef enum nib_lua_class {
@@ -33,6 +34,7 @@ typedef struct nib_lua_object {
     nib_user_kernel *kernel;
   };
   nib_lua_class class;
+  bool counted; /* among its state's objects of its class */
   bool closed; /* closed while a C function may still use the handle; the collector releases it */
 } nib_lua_object;
 
@@ -44,9 +46,21 @@ typedef struct nib_lua_scope {
   int depth; /* its userdata is at this index of the state's table of scopes */
 } nib_lua_scope;
 
+/* What a sandbox sets for scripts that are not trusted; all zero: no limits. */
+typedef struct nib_lua_limits {
+  void (*check)(lua_State *L); /* raises an error when the script has no more time */
+  int64_t slice_us;            /* how often a wait asks it; 0: NIB_LUA_SLICE_US */
+  bool no_addresses;           /* none go to the script or come from it */
+  int64_t most_elements;       /* of a view: none may make a kernel run for ever over a few bytes */
+  int32_t most[NIB_LUA_CLASS_COUNT]; /* objects alive at a time */
+} nib_lua_limits;
+
 typedef struct nib_lua_state {
   nib_runtime *runtime; /* NULL once the Lua state is being closed */
-  struct nib_lua_block *blocks; /* all memory of the runtime */
+  nib_tensor *anchor;   /* keeps a host's runtime as long as this state is there; NULL: the runtime is the state's own */
+  nib_lua_blocks blocks; /* all memory of a runtime of its own */
+  nib_lua_limits limits;
+  int32_t count[NIB_LUA_CLASS_COUNT]; /* of objects, where there is a limit */
   const void *metatables[NIB_LUA_CLASS_COUNT];
   nib_lua_scope *scope; /* the innermost */
   uint64_t fresh_bytes; /* of tensors made since the last full collection */
@@ -57,6 +71,7 @@ typedef struct nib_lua_state {
   struct nib_lua_observation *observed, *observed_last; /* not told to Lua's observers yet */
   uint64_t observed_count; /* of all */
   bool observations_lost;
+  bool observes;   /* the runtime's observer is this state's */
   bool telling;    /* observers run: what they do themselves is not observed */
   bool collecting; /* the collector releases a handle */
 } nib_lua_state;
@@ -77,6 +92,9 @@ static inline nib_lua_state *nib_lua_get_state(lua_State *L) { return lua_touser
 
 /* ---- module.c ---- */
 
+/* Opens the module, with a runtime of a host's or (NULL) one of its own, and pushes it; what luaopen_nibble does.
+ * `why` (may be NULL) gets the status of a runtime that cannot be used, beside the error. */
+int nib_lua_open_module(lua_State *L, nib_runtime *shared, nib_status *why);
 /* Raises an error for a status that is not NIB_OK, with the runtime's message in the name of `operation`. */
 int nib_lua_raise(lua_State *L, const char *operation, nib_status status);
 /* Pushes that error's message, without the position in the script. */
@@ -88,8 +106,16 @@ void nib_lua_collect(lua_State *L);
 /* Tells the collector about a new stream, and about a new tensor's storage. */
 void nib_lua_account_stream(lua_State *L);
 void nib_lua_account(lua_State *L, const nib_tensor *tensor);
-/* Calls a small Lua function, so that a hook that a signal handler has set (Ctrl-C) can raise its error during a wait. */
+/* Calls a small Lua function, so that a hook that a signal handler has set (Ctrl-C) can raise its error during a wait. Asks
+ * a sandbox whether there is time left. */
 void nib_lua_tick(lua_State *L);
+/* For step i of a long loop: asks a sandbox now and then. Raises an error. */
+static inline void nib_lua_step(lua_State *L, int64_t i) {
+  const nib_lua_state *state = nib_lua_get_state(L);
+  if (state->limits.check && (i & 255) == 0) state->limits.check(L);
+}
+/* Refuses a view of more elements than a sandbox allows. */
+void nib_lua_check_elements(lua_State *L, const char *operation, const nib_tensor *view);
 /* Refuses what needs values, or waits, while a stream of the device captures. */
 void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_device *device);
 
@@ -128,7 +154,8 @@ int nib_lua_check_reports(lua_State *L);
     int64_t timeout_us = 0;                                               \
     while ((status_ = (call)) == NIB_TIMEOUT) {                           \
       nib_lua_tick(L);                                                    \
-      timeout_us = NIB_LUA_SLICE_US;                                      \
+      int64_t slice_us_ = nib_lua_get_state(L)->limits.slice_us;          \
+      timeout_us = slice_us_ ? slice_us_ : NIB_LUA_SLICE_US;              \
     }                                                                     \
     if (status_ != NIB_OK) nib_lua_raise(L, operation, status_);          \
     NIB_LUA_OBSERVED(L);                                                  \
@@ -145,7 +172,7 @@ void nib_lua_new_class(lua_State *L, nib_lua_state *state, int state_index, nib_
 /* Pushes an object without a handle, for the caller to fill. */
 nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class);
 /* Releases what the object holds. */
-void nib_lua_release(nib_lua_object *object);
+void nib_lua_release(nib_lua_state *state, nib_lua_object *object);
 /* The object at a stack index, open or not; NULL if it is something else. */
 nib_lua_object *nib_lua_test(lua_State *L, int index, nib_lua_class class);
 /* The open object at a stack index; an error if it is something else. */

@@ -1,20 +1,94 @@
-/* Opens the Lua module `nibble` in a host's own Lua 5.4 state, for example
- *   luaL_requiref(L, "nibble", luaopen_nibble, 0);
- * The module creates one runtime per Lua state and closes it with the state. Loading it again returns the same functions,
- * and puts nothing into the global table. */
+/* nibble in Lua 5.4, for a host: the module in the host's own states, and scripts that are not trusted. luaopen_nibble is in
+ * nibble.so too, where Lua's `require` finds it; everything is in libnibble_lua.a (link it before libnibble.a and Lua). */
 #ifndef NIBBLE_LUA_H
 #define NIBBLE_LUA_H
 
 #include <lua.h>
 
+#include "nibble.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#if defined(__GNUC__)
-__attribute__((visibility("default")))
-#endif
-int luaopen_nibble(lua_State *L);
+/* ---- The module in a state of your own ---------------------------------------------------------------------------- */
+
+/* Opens the module with a runtime of its own, which is closed with the state, and pushes it; for luaL_requiref and `require`.
+ * Once opened, a state keeps its module. Puts nothing into the global table. */
+NIB_API int luaopen_nibble(lua_State *L);
+
+/* The same with a runtime of the host's, which several states may share (in one thread at a time, as its documentation says).
+ * Give it index_base 1, for messages. It stays as long as the state, even if the host closes it before. Raises no error: pushes
+ * the module, or a message (CLOSED; MEMORY; INVALID: the state has the module with another runtime). */
+NIB_API nib_status nib_lua_open(lua_State *L, nib_runtime *runtime);
+
+/* Pushes another handle on a tensor, which must be of the state's runtime; the tensor at a stack index, or NULL: the state's,
+ * good as long as the value is on the stack. Both for C functions that Lua calls: the first may raise an error. */
+NIB_API void nib_lua_push_tensor(lua_State *L, nib_tensor *tensor);
+NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
+
+/* ---- Scripts that are not trusted -----------------------------------------------------------------------------------
+ * A sandbox holds one script: a Lua state and a runtime of its own, so that nothing leads from one script to another or to the
+ * host. The script's environment has Lua's functions without io, os, debug, package, require, and the module without load,
+ * save, compile and module. A call ends at its deadline, whatever the script does, also inside pcall, coroutines and Lua's
+ * own functions; one instruction alone is not interrupted (README.md, "Scripts of strangers", has numbers). Where that is too
+ * long, call from a thread of yours and go on without it: nib_sandbox_cancel.
+ *
+ * Other than in Lua: no metatable has __gc, __close or __mode, and metamethods count as they are when setmetatable is called;
+ * xpcall calls its handler after the stack is gone; tostring shows no addresses; `load` takes text alone; collectgarbage
+ * only counts; functions that are put into `string` are no methods of strings; strings are not coerced in arithmetic.
+ *
+ * A sandbox is used by one thread at a time. All functions are protected: a script's error is a status. */
+
+typedef struct nib_sandbox nib_sandbox;
+
+/* All zero is a good configuration. */
+typedef struct nib_sandbox_config {
+  /* Of the script's runtime; NULL: all defaults. Its memory_cap is left to device_memory, its index_base is 1. */
+  const nib_config *runtime;
+  size_t lua_memory;      /* bytes; 0: 4 MiB. No string and no part of a table may take more than a quarter. */
+  uint64_t device_memory; /* bytes of tensors on a device, and elements of a view; 0: 64 MiB */
+  int32_t tensors;        /* alive at a time, views too; also of graphs and events; 0: 10,000 */
+  int32_t streams;        /* alive at a time, each a thread or more; 0: 8 */
+  int64_t instructions;   /* of Lua's machine, about, in a call; 0: no limit */
+  void (*print)(void *user, const char *text, size_t length); /* a line of print's, without its end; NULL: none */
+  void *user;
+} nib_sandbox_config;
+
+NIB_API nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out);
+/* Waits for a kernel that is running. NULL is allowed. */
+NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
+
+/* All calls below take at most `budget_us` microseconds (0: no limit), and return
+ *   SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up or it was cancelled,
+ *   MEMORY when Lua's memory was. nib_sandbox_error has the message, valid until the next call. */
+NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
+
+/* Compiles and runs a script (text) in a fresh environment, then its function `on_load(reloaded)` if it has one, and makes it
+ * the sandbox's script. When anything fails, the one before goes on, with what it had. The table `state` is the same for all
+ * scripts of the sandbox, one after the other: tensors, streams and graphs in it outlive their code. `name` is for messages. */
+NIB_API nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us);
+
+/* What goes into a call and out of it. Both functions may raise Lua errors, which end the call like the script's own. */
+typedef struct nib_sandbox_values {
+  int (*arguments)(lua_State *L, void *user);            /* pushes them; returns how many (at most 16); NULL: none */
+  void (*results)(lua_State *L, int count, void *user); /* at indices 1 to count; NULL: nobody wants them */
+  void *user;
+} nib_sandbox_values;
+
+/* Calls a global function of the script; `values` may be NULL. UNAVAILABLE when it has none of that name. */
+NIB_API nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values, int64_t budget_us);
+
+/* Runs a function of the host's in the sandbox's state: index 1 is the table of what every script's environment starts from, to
+ * which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the script's hands. */
+NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user);
+
+/* From any thread: ends the call that is running, if one is. */
+NIB_API void nib_sandbox_cancel(nib_sandbox *sandbox);
+
+/* The script's runtime, for nib_tick between calls, and to make tensors for it; the bytes that Lua has now. */
+NIB_API nib_runtime *nib_sandbox_runtime(const nib_sandbox *sandbox);
+NIB_API size_t nib_sandbox_lua_memory(const nib_sandbox *sandbox);
 
 #ifdef __cplusplus
 }

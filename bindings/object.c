@@ -25,12 +25,26 @@ nib_lua_object *nib_lua_check(lua_State *L, const char *operation, const char *p
   return object;
 }
 
+/* Refuses one more object than a sandbox allows; those that nobody holds any longer do not count. */
+static void count(lua_State *L, nib_lua_state *state, nib_lua_class class) {
+  int32_t most = state->limits.most[class];
+  if (state->count[class] >= most) nib_lua_collect(L);
+  if (state->count[class] >= most)
+    nib_lua_argument_error(L, nib_lua_class_names[class], "count", "at most %d at a time (the script's limit), got one more", (int)most);
+  state->count[class]++;
+}
+
 nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class) {
+  nib_lua_state *state = nib_lua_get_state(L);
   /* A graph remembers the stream that it was captured on. */
   nib_lua_object *object = lua_newuserdatauv(L, sizeof *object, class == NIB_LUA_GRAPH ? 1 : 0);
   *object = (nib_lua_object){ .class = class };
   lua_getiuservalue(L, lua_upvalueindex(1), 1 + (int)class);
   lua_setmetatable(L, -2);
+  if (state->limits.most[class]) {
+    count(L, state, class);
+    object->counted = true;
+  }
   return object;
 }
 
@@ -40,8 +54,10 @@ static bool is_default_stream(const nib_lua_object *object) {
   return object->stream == nib_device_default_stream(nib_stream_device(object->stream));
 }
 
-void nib_lua_release(nib_lua_object *object) {
+void nib_lua_release(nib_lua_state *state, nib_lua_object *object) {
   void *handle = object->handle;
+  if (object->counted) state->count[object->class]--;
+  object->counted = false;
   object->handle = NULL;
   if (!handle) return;
   switch (object->class) {
@@ -57,7 +73,7 @@ void nib_lua_release(nib_lua_object *object) {
 /* What a finalizer or a hook closes may be an argument of the C function that it has interrupted: the collector releases
  * that. (Lua answers -1 for the memory in use while a finalizer runs.) */
 static void close_object(lua_State *L, nib_lua_object *object) {
-  const nib_lua_state *state = nib_lua_get_state(L);
+  nib_lua_state *state = nib_lua_get_state(L);
   if (!nib_lua_is_open(object)) return;
   if (object->class == NIB_LUA_STREAM) {
     if (is_default_stream(object))
@@ -72,7 +88,7 @@ static void close_object(lua_State *L, nib_lua_object *object) {
     object->closed = true;
     return;
   }
-  nib_lua_release(object);
+  nib_lua_release(state, object);
   NIB_LUA_OBSERVED(L);
 }
 
@@ -101,7 +117,7 @@ static int object_gc(lua_State *L) {
   if (object->class == NIB_LUA_STREAM && object->handle && state->runtime && is_default_stream(object)) return 0;
   state->collecting = true;
   if (state->runtime)
-    nib_lua_release(object);
+    nib_lua_release(state, object);
   else
     object->handle = NULL; /* the state has given back everything */
   state->collecting = false;
@@ -168,7 +184,7 @@ static int object_index(lua_State *L) {
   const nib_lua_object *object = own_object(L, "index");
   if (nib_lua_push_method(L)) return 1;
   const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
-  bool is_handle = class == NIB_LUA_STREAM && strcmp(name, "handle") == 0;
+  bool is_handle = class == NIB_LUA_STREAM && strcmp(name, "handle") == 0 && !nib_lua_get_state(L)->limits.no_addresses;
   if (!is_handle && strcmp(name, "device") != 0) return nib_lua_unknown_field(L, class);
   if (!nib_lua_is_open(object))
     return not_open(L, lua_pushfstring(L, "%s:%s", nib_lua_class_names[class], name), "self", 1, class);

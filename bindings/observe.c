@@ -285,7 +285,8 @@ int nib_lua_observe(lua_State *L) {
   }
   lua_pushvalue(L, 3);
   lua_setiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
-  nib_runtime_observe(runtime, count > 0 ? keep : NULL, state);
+  if (count > 0 || state->observes) nib_runtime_observe(runtime, count > 0 ? keep : NULL, state);
+  state->observes = count > 0;
   if (count == 0) nib_lua_forget_observed(state);
   return 0;
 }

@@ -75,6 +75,8 @@ int nib_lua_new_stream(lua_State *L) {
   int64_t priority = nib_lua_integer_option(L, "stream", 1, "priority", 0);
   bool wraps = nib_lua_push_option(L, 1, "handle") != LUA_TNIL, has_priority = nib_lua_push_option(L, 1, "priority") != LUA_TNIL;
   int64_t handle = nib_lua_integer_option(L, "stream", 1, "handle", 0);
+  if (wraps && nib_lua_get_state(L)->limits.no_addresses)
+    return nib_lua_argument_error(L, "stream", "handle", "none (a sandbox takes no addresses), got one");
   if (wraps && has_priority) return nib_lua_expected(L, "stream", "priority", -1, "no priority beside a handle");
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_STREAM);
   if (wraps)

@@ -115,6 +115,7 @@ static int tensor_expand(lua_State *L) {
   int32_t ndim = nib_lua_integers(L, "tensor:expand", "shape", 2, lua_gettop(L), shape);
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:expand", nib_tensor_expand(self, ndim, shape, &view->tensor));
+  nib_lua_check_elements(L, "tensor:expand", view->tensor);
   return 1;
 }
 
@@ -152,6 +153,7 @@ static int tensor_as_strided(lua_State *L) {
                                   (int)strides);
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:as_strided", nib_tensor_as_strided(self, ndim, size, stride, offset, &view->tensor));
+  nib_lua_check_elements(L, "tensor:as_strided", view->tensor);
   return 1;
 }
 

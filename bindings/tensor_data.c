@@ -60,6 +60,7 @@ static void refuse_other_keys(lua_State *L, const struct walk *walk, int32_t lev
   while (lua_next(L, -2)) {
     int64_t key = lua_isinteger(L, -2) ? lua_tointeger(L, -2) : 0;
     lua_pop(L, 1);
+    nib_lua_step(L, key);
     if (key >= 1 && key <= size) continue; /* the table's hash part holds some of the numbers */
     int index = lua_gettop(L);
     nib_lua_expected(L, "tensor", "data", index, "no other keys than 1..%I in %s", (LUAI_UACINT)size,
@@ -78,6 +79,7 @@ static void walk_table(lua_State *L, struct walk *walk, int32_t level) {
   if (!walk->out) refuse_other_keys(L, walk, level, size);
   for (int64_t i = 1; i <= size; i++) {
     walk->path[level] = i;
+    nib_lua_step(L, i - 1);
     int type = lua_rawgeti(L, -1, i);
     if (level + 1 == walk->ndim) {
       walk_number(L, walk, level + 1);
@@ -155,6 +157,7 @@ static const unsigned char *push_table(lua_State *L, const nib_tensor *tensor, i
   int64_t size = nib_tensor_shape(tensor)[dim];
   lua_createtable(L, size < INT_MAX ? (int)size : INT_MAX, 0);
   for (int64_t i = 1; i <= size; i++) {
+    nib_lua_step(L, i - 1);
     if (dim + 1 < nib_tensor_ndim(tensor)) {
       element = push_table(L, tensor, dim + 1, element);
     } else {

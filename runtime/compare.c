@@ -33,6 +33,13 @@ static void close_elements(nib_tensor *tensor, struct elements *elements) {
   nib_free(nib_tensor_runtime(tensor), elements->owned, elements->bytes);
 }
 
+#define PIECE 16384 /* elements between two looks at the clock */
+
+/* Before element i of a comparison: whether its time is over. */
+static nib_status go_on(nib_runtime *rt, const char *operation, int64_t i) {
+  return i % PIECE == 0 && nib_is_late(rt) ? nib_fail_late(rt, operation) : NIB_OK;
+}
+
 static double element(nib_dtype dtype, const struct elements *elements, int64_t i) {
   nib_number number = nib_element_to_number(dtype, elements->data + (size_t)i * nib_dtype_bytes(dtype));
   return number.is_float ? number.real : (double)number.integer;
@@ -61,10 +68,15 @@ nib_status nib_tensor_equal(nib_tensor *a, nib_tensor *b, bool *out) {
   if (!same_shape(a, b) || a->dtype != b->dtype) return nib_enter(nib_tensor_runtime(a));
   nib_status status = open_both("tensor:equal", a, b, &ea, &eb);
   if (status != NIB_OK) return status;
-  *out = ea.bytes == 0 || memcmp(ea.data, eb.data, ea.bytes) == 0;
+  *out = true;
+  for (size_t at = 0, piece = 0; status == NIB_OK && *out && at < ea.bytes; at += piece) {
+    piece = ea.bytes - at < 16 * PIECE ? ea.bytes - at : 16 * PIECE;
+    status = go_on(nib_tensor_runtime(a), "tensor:equal", 0);
+    *out = status == NIB_OK && memcmp(ea.data + at, eb.data + at, piece) == 0;
+  }
   close_elements(a, &ea);
   close_elements(b, &eb);
-  return NIB_OK;
+  return status;
 }
 
 nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double atol, bool equal_nan, bool *out) {
@@ -74,6 +86,8 @@ nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double
   if (status != NIB_OK) return status;
   *out = true;
   for (int64_t i = 0, n = nib_tensor_numel(a); i < n && *out; i++) {
+    status = go_on(nib_tensor_runtime(a), "tensor:allclose", i);
+    if (status != NIB_OK) break;
     double x = element(a->dtype, &ea, i), y = element(b->dtype, &eb, i);
     if (isnan(x) && isnan(y))
       *out = equal_nan;
@@ -82,9 +96,10 @@ nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double
     else
       *out = fabs(x - y) <= atol + rtol * fabs(y);
   }
+  *out = *out && status == NIB_OK;
   close_elements(a, &ea);
   close_elements(b, &eb);
-  return NIB_OK;
+  return status;
 }
 
 nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int64_t *index) {
@@ -94,6 +109,8 @@ nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int
   nib_status status = open_both("tensor:max_error", a, b, &ea, &eb);
   if (status != NIB_OK) return status;
   for (int64_t i = 0, n = nib_tensor_numel(a); i < n && !isnan(*error); i++) {
+    status = go_on(nib_tensor_runtime(a), "tensor:max_error", i);
+    if (status != NIB_OK) break;
     double x = element(a->dtype, &ea, i), y = element(b->dtype, &eb, i);
     double difference = x == y ? 0 : fabs(x - y);
     if (*index >= 0 && difference <= *error) continue;
@@ -102,7 +119,7 @@ nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int
   }
   close_elements(a, &ea);
   close_elements(b, &eb);
-  return NIB_OK;
+  return status;
 }
 
 nib_status nib_tensor_amax(nib_tensor *tensor, double *out) {
@@ -112,9 +129,11 @@ nib_status nib_tensor_amax(nib_tensor *tensor, double *out) {
   if (status == NIB_OK) status = open_elements(tensor, &elements);
   if (status != NIB_OK) return status;
   for (int64_t i = 0, n = nib_tensor_numel(tensor); i < n; i++) {
+    status = go_on(nib_tensor_runtime(tensor), "tensor:amax", i);
+    if (status != NIB_OK) break;
     double x = fabs(element(tensor->dtype, &elements, i));
     if (x > *out) *out = x;
   }
   close_elements(tensor, &elements);
-  return NIB_OK;
+  return status;
 }

@@ -478,9 +478,38 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
   return status;
 }
 
+#define COPY_PIECE 65536 /* elements between two looks at the clock */
+
 static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
   (void)context, (void)grain;
   body(argument, 0, count);
+}
+
+/* Copies on this thread, in pieces of the longest dimension, so that a deadline is seen. */
+static nib_status copy_alone(nib_runtime *rt, struct nib_copy_params params) {
+  struct nib_cpu_team alone = { run_alone, NULL };
+  int32_t longest = 0;
+  int64_t count = 1;
+  for (int32_t i = 0; i < params.ndim; i++) {
+    count *= params.size[i];
+    if (params.size[i] > params.size[longest]) longest = i;
+  }
+  if (count <= COPY_PIECE) {
+    nib_cpu_copy(&params, &alone);
+    return NIB_OK;
+  }
+  int64_t size = params.size[longest], other = count / size, step = other < COPY_PIECE ? COPY_PIECE / other : 1;
+  int64_t from = params.source_stride[longest] * (int64_t)nib_dtype_bytes((nib_dtype)params.source_type);
+  int64_t to = params.destination_stride[longest] * (int64_t)nib_dtype_bytes((nib_dtype)params.destination_type);
+  for (int64_t i = 0; i < size; i += step) {
+    if (nib_is_late(rt)) return nib_fail_late(rt, "tensor:read");
+    struct nib_copy_params piece = params;
+    piece.size[longest] = size - i < step ? size - i : step;
+    piece.source = (const char *)params.source + i * from;
+    piece.destination = (char *)params.destination + i * to;
+    nib_cpu_copy(&piece, &alone);
+  }
+  return NIB_OK;
 }
 
 static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
@@ -496,9 +525,7 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
     for (int32_t i = target.ndim - 1; i >= 0; stride *= target.shape[i--]) target.stride[i] = stride;
     struct nib_copy_params params = copy_params(&target, tensor);
     params.destination = data;
-    struct nib_cpu_team alone = { run_alone, NULL };
-    nib_cpu_copy(&params, &alone);
-    return NIB_OK;
+    return copy_alone(device->runtime, params);
   }
   if (compact) return device->backend->download(device, data, nib_tensor_data(tensor), bytes);
   nib_tensor *packed = NULL;

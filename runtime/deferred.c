@@ -60,37 +60,43 @@ void nib_defer(struct nib_deferred *object) {
   object->device->limbo = object;
 }
 
+static void gather(nib_device *device) {
+  struct nib_deferred **end = &device->limbo;
+  while (*end) end = &(*end)->next;
+  *end = device->seen;
+  device->seen = NULL;
+}
+
+/* Each object is looked at once, and those that a deadline leaves over are first at the next call, however many there are. */
 void nib_reap(nib_device *device, int64_t deadline_us) {
   nib_exports_take_back(device->runtime);
-  struct nib_deferred *todo = device->limbo, *kept = NULL;
-  device->limbo = NULL; /* a plan's end may put storages there */
-  while (todo) {
+  if (!device->limbo || deadline_us == 0) gather(device);
+  struct nib_deferred *todo = device->limbo;
+  device->limbo = NULL; /* a destroyed object may put others there */
+  while (todo && (deadline_us == 0 || nib_now_us() < deadline_us)) {
     struct nib_deferred *object = todo;
     todo = object->next;
-    bool in_time = deadline_us == 0 || nib_now_us() < deadline_us;
-    if (in_time && can_destroy(object)) {
+    if (can_destroy(object)) {
       object->destroy(object);
     } else {
-      object->next = kept;
-      kept = object;
+      object->next = device->seen;
+      device->seen = object;
     }
   }
-  while (kept) {
-    struct nib_deferred *object = kept;
-    kept = object->next;
-    object->next = device->limbo;
-    device->limbo = object;
-  }
+  struct nib_deferred **end = &device->limbo;
+  while (*end) end = &(*end)->next; /* past the few that destroyed ones have left behind */
+  *end = todo;
 }
 
 void nib_drain(nib_device *device) {
   if (device->capture && device->backend->captures_natively) return;
+  gather(device);
   for (struct nib_deferred *object = device->limbo; object; object = object->next)
     for (int32_t i = 0; i < object->uses.count; i++) {
       struct nib_use *use = &object->uses.items[i];
       nib_device *user = use->stream->device;
       if (!user->capture || !user->backend->captures_natively)
-        user->backend->wait(use->stream, use->read > use->write ? use->read : use->write, -1);
+        nib_wait(use->stream, use->read > use->write ? use->read : use->write, -1);
     }
   nib_reap(device, 0);
 }

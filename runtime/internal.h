@@ -147,7 +147,8 @@ struct nib_device {
   struct nib_capture *capture; /* the open one */
   struct nib_storage *storages;
   nib_module *modules;
-  struct nib_deferred *limbo;
+  struct nib_deferred *limbo; /* gone, but still used by queued work */
+  struct nib_deferred *seen;  /* the same, looked at since limbo was last empty */
   struct nib_fault *fault; /* in memory that kernels reach */
   nib_memory_info memory;
 };
@@ -173,6 +174,7 @@ struct nib_runtime {
   struct nib_export *returned;  /* those that came back; atomic */
   struct nib_storage *gone;     /* whose owners are told when the lock is free */
   int64_t lingering;            /* storages that keep devices open beyond the runtime's end */
+  int64_t deadline_us; /* atomic; of nib_now_us; 0: none */
   uint64_t last_stream_id, last_capture_id, last_id; /* last_id: of storages, events and graphs */
   void (*observe)(void *user, const nib_observation *observation);
   void *observe_user;
@@ -233,6 +235,10 @@ nib_status nib_check_not_capturing(nib_device *device, const char *operation);
 int64_t nib_now_us(void);
 /* What is left until a deadline that began `timeout_us` after `start_us`; negative timeouts stay for ever. */
 int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
+/* What is left until the host's deadline (-1: there is none), whether it has passed, and the error for whoever gives up. */
+int64_t nib_time_to_deadline(const nib_runtime *rt);
+bool nib_is_late(const nib_runtime *rt);
+nib_status nib_fail_late(nib_runtime *rt, const char *operation);
 /* An error of a stream (`only` that one, by its number, or 0: any), or a content fault, that nobody has been told of: as an error, once. */
 nib_status nib_take_trouble(nib_device *device, uint64_t only);
 
@@ -243,7 +249,7 @@ void nib_uses_add(struct nib_uses *uses, nib_stream *stream, uint64_t ticket, bo
 void nib_uses_free(nib_runtime *rt, struct nib_uses *uses);
 void nib_defer(struct nib_deferred *object);                    /* destroys it now or when its uses are done */
 void nib_reap(nib_device *device, int64_t deadline_us); /* destroys what is done, until nib_now_us() passes the deadline; 0: none */
-void nib_drain(nib_device *device);                             /* waits for what uses the limbo's objects, then reaps */
+void nib_drain(nib_device *device); /* waits (until the deadline) for what uses the limbo's objects, then reaps */
 
 /* ---- storage.c ---- */
 nib_status nib_storage_create(nib_device *device, const struct nib_origin *origin, struct nib_storage **out);
@@ -289,6 +295,8 @@ nib_status nib_check_stream(nib_stream *stream, const char *operation);
 /* Refuses to write somebody else's memory that is only to be read. */
 nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor);
 nib_status nib_stream_open_default(nib_device *device);
+/* Waits until the stream has come to the ticket. */
+nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
 /* Waits for what writes, on any device. Refused while one of those that still do captures. */
 nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64_t timeout_us);
 /* Waits for the CPU's work on pinned memory, and for no GPU's. */

@@ -6,8 +6,8 @@
  * freed when that work is done (nib_tick, the next allocation, the next wait).
  *
  * Threads. A runtime and all objects of it are used by one thread at a time; the caller sees to that. Different runtimes
- * are independent. The runtime calls the host's functions on the thread that is inside a nib_ function, except `parallel_for`
- * and functions given to nib_stream_call, which run on the runtime's own threads.
+ * are independent; nib_set_deadline alone may be called from any thread. The runtime calls the host's functions on the thread
+ * that is inside a nib_ function, except `parallel_for` and functions given to nib_stream_call, which run on its own threads.
  *
  * Errors. Functions that can fail return a nib_status; nib_error() then has the message, `operation: parameter: expected X,
  * got Y` where an argument is to blame. A function that fails has changed nothing. Operations are named as in Lua.
@@ -17,7 +17,7 @@
  * where they say so (with two devices: nib_tensor_copy, nib_stream_wait, nib_graph_replay), and in two cases: a stream of the
  * CPU whose queue is full (256 pieces of work) makes the next one wait for room, and a tensor for which there is no memory
  * waits for queued work that holds some. So a function given to nib_stream_call must not depend on what the thread that uses
- * the runtime does next.
+ * the runtime does next. nib_set_deadline bounds all waits.
  *
  * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name says bytes. */
 #ifndef NIBBLE_H
@@ -67,7 +67,9 @@ struct DLManagedTensorVersioned; /* of dlpack.h, version 1 */
   X(FORKED, "runtime used in a child process after fork")                         \
   X(CLOSED, "runtime is closed")                                                  \
   X(FILE, "file cannot be opened, read or written")                               \
-  X(FORMAT, "file is damaged or of an unsupported kind")
+  X(FORMAT, "file is damaged or of an unsupported kind")                          \
+  X(SCRIPT, "script raised an error")                                             \
+  X(EXPIRED, "script was stopped, its time was over")
 
 typedef enum nib_status {
 #define X(name, text) NIB_##name,
@@ -125,8 +127,14 @@ NIB_API void nib_runtime_close(nib_runtime *runtime);
 NIB_API const char *nib_error(const nib_runtime *runtime);
 NIB_API void *nib_runtime_user(const nib_runtime *runtime);
 
-/* Frees what finished work no longer needs, for at most about `budget_us` microseconds (0: no limit). Never waits. */
+/* Frees what finished work no longer needs, for at most about `budget_us` microseconds (0: no limit). Never waits. What it
+ * does not get to is first at the next call. */
 NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
+
+/* From `budget_us` microseconds from now on (negative: never, which is the default) no function of the runtime waits or compares
+ * tensors any longer, whatever its own timeout: it returns TIMEOUT, and has changed nothing. From any thread: an earlier
+ * deadline interrupts what another thread waits for, if that began with one. */
+NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);
 
 /* A named range on the calling thread's line in a profiler (NVTX); nothing where neither libnvtx3interop nor libnvToolsExt is
  * on the machine. */

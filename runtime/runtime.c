@@ -183,6 +183,23 @@ int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
   return left > 0 ? left : 0;
 }
 
+void nib_set_deadline(nib_runtime *rt, int64_t budget_us) {
+  __atomic_store_n(&rt->deadline_us, budget_us < 0 ? 0 : nib_now_us() + budget_us, __ATOMIC_RELAXED);
+}
+
+int64_t nib_time_to_deadline(const nib_runtime *rt) {
+  int64_t deadline = __atomic_load_n(&rt->deadline_us, __ATOMIC_RELAXED);
+  if (deadline == 0) return -1;
+  int64_t left = deadline - nib_now_us();
+  return left > 0 ? left : 0;
+}
+
+bool nib_is_late(const nib_runtime *rt) { return nib_time_to_deadline(rt) == 0; }
+
+nib_status nib_fail_late(nib_runtime *rt, const char *operation) {
+  return nib_fail(rt, NIB_TIMEOUT, "%s: deadline: expected the work to be done before it, got interrupted", operation);
+}
+
 /* ---- Creating and closing ------------------------------------------------------------------------------------------ */
 
 static void finish_work(nib_device *device) {
@@ -421,7 +438,7 @@ nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us) {
   if (status != NIB_OK) return status;
   int64_t start = nib_now_us();
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
-    status = device->backend->wait(stream, stream->submitted, nib_time_left(start, timeout_us));
+    status = nib_wait(stream, stream->submitted, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
   }
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "synchronize", .device = device);

@@ -188,11 +188,27 @@ nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream) {
 
 /* ---- Waiting ------------------------------------------------------------------------------------------------------- */
 
+#define SLICE_US 1000 /* how late it may be seen that another thread has changed the deadline */
+
+nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us) {
+  nib_device *device = stream->device;
+  nib_runtime *rt = device->runtime;
+  if (timeout_us == 0 || device->backend->reached(stream, ticket)) return device->backend->wait(stream, ticket, 0);
+  for (int64_t start = nib_now_us(), left = timeout_us;; left = nib_time_left(start, timeout_us)) {
+    int64_t slice = nib_time_to_deadline(rt);
+    if (slice == 0) return nib_fail_late(rt, "wait");
+    if (slice > SLICE_US) slice = SLICE_US;
+    bool is_last = slice < 0 || (left >= 0 && left <= slice);
+    nib_status status = device->backend->wait(stream, ticket, is_last ? left : slice);
+    if (status != NIB_TIMEOUT || is_last) return status;
+  }
+}
+
 nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   nib_device *device = stream->device;
   nib_status status = nib_enter(device->runtime);
   if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:synchronize");
-  if (status == NIB_OK) status = device->backend->wait(stream, stream->submitted, timeout_us);
+  if (status == NIB_OK) status = nib_wait(stream, stream->submitted, timeout_us);
   if (status != NIB_OK) return status;
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "stream:synchronize", .device = device, .stream = stream->id);
   nib_reap(device, 0);
@@ -209,7 +225,7 @@ nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64
       nib_status status = nib_check_not_capturing(user, "tensor:wait");
       if (status != NIB_OK) return status;
     }
-    nib_status status = user->backend->wait(use->stream, use->write, nib_time_left(start, timeout_us));
+    nib_status status = nib_wait(use->stream, use->write, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
   }
   return NIB_OK;
@@ -223,7 +239,7 @@ nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64
     struct nib_use *use = &uses->items[i];
     uint64_t ticket = writes_only || use->write > use->read ? use->write : use->read;
     if (use->stream->device != cpu || ticket == 0) continue;
-    nib_status status = cpu->backend->wait(use->stream, ticket, nib_time_left(start, timeout_us));
+    nib_status status = nib_wait(use->stream, ticket, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
     NIB_TELL(cpu->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:copy", .device = cpu, .stream = use->stream->id);
   }
@@ -315,7 +331,7 @@ static nib_status wait_across(nib_stream *stream, nib_event *event) {
     return status;
   }
   status = nib_check_not_capturing(other, "stream:wait");
-  return status == NIB_OK ? other->backend->wait(event->stream, event->ticket, -1) : status;
+  return status == NIB_OK ? nib_wait(event->stream, event->ticket, -1) : status;
 }
 
 nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
@@ -366,7 +382,7 @@ static nib_status check_waitable(nib_event *event, const char *operation) {
 nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us) {
   nib_device *device = nib_event_device(event);
   nib_status status = check_waitable(event, "event:synchronize");
-  if (status == NIB_OK) status = device->backend->wait(event->stream, event->ticket, timeout_us);
+  if (status == NIB_OK) status = nib_wait(event->stream, event->ticket, timeout_us);
   if (status != NIB_OK) return status;
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "event:synchronize", .device = device, .event = event->id);
   return nib_take_trouble(device, event->stream_id);

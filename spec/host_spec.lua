@@ -15,8 +15,8 @@ end
 -- For programs that look straight into tensors: a GPU's cannot be seen from the host (the stand-in driver's can).
 local reads_tensors = not os.getenv("NIB_STANDIN_LOG") and { before = "export NIBBLE_DEVICE=cpu; " } or nil
 
-local function has_library()
-  local reason = program.missing()
+local function has_library(path)
+  local reason = program.missing(path)
   if reason then pending(reason) end
 end
 
@@ -91,6 +91,18 @@ describe("a host in C", function()
     run("forked")
   end)
 
+  it("gives a frame's budget to what is to be freed, and a deadline to all waits", function()
+    run("tick")
+  end)
+
+  it("may open the module in its own Lua states, with runtimes of its own", function()
+    run("lua_host", { lua = true })
+  end)
+
+  it("may run scripts that it does not trust, reload, cancel and bound them", function()
+    run("scripts", { lua = true })
+  end)
+
   it("may open and close hundreds of Lua states with the module", function()
     local module = package.searchpath("nibble", package.cpath)
     if not module then return pending("no nibble.so on package.cpath: the module is built into the interpreter") end
@@ -138,6 +150,42 @@ describe("the public header", function()
       if block:find("NIB_API [%w_][^;]-%(") and not block:find("/*", 1, true) then bare[#bare + 1] = block end
     end
     assert.same({}, bare)
+  end)
+end)
+
+describe("the header for Lua", function()
+  local path = process.root .. "bindings/nibble_lua.h"
+
+  it("is plain C11 and C++", function()
+    local cc = compiler()
+    local lua = process.run("pkg-config --cflags lua5.4")
+    if not cc or lua.status ~= 0 then return pending("there is no C compiler, or no Lua 5.4 to compile against") end
+    local strict = " -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I " .. quote(process.root .. "runtime") .. " " ..
+      lua.stdout:gsub("%s+$", "")
+    local silence = { status = 0, stdout = "", stderr = "" }
+    assert.same(silence, process.run(cc .. " -std=c11" .. strict .. " -x c " .. quote(path)))
+    local cxx = process.has("c++") and "c++" or process.has("clang++") and "clang++"
+    if cxx then assert.same(silence, process.run(cxx .. " -std=c++17" .. strict .. " -x c++ " .. quote(path))) end
+  end)
+
+  it("declares functions that its library has", function()
+    has_library(program.lua_library)
+    if not process.has("nm") then return pending("no nm here (binutils)") end
+    local symbols = process.run("nm -g --defined-only " .. quote(program.lua_library)).stdout
+    local declared = 0
+    for name in process.read(path):gmatch("NIB_API%s[^;(]-%*?([%w_]+)%(") do
+      declared = declared + 1
+      assert.is_truthy(symbols:find(" T " .. name .. "\n"), name .. " is declared and not there")
+    end
+    assert.equal(13, declared)
+  end)
+
+  it("comes with a library whose names cannot be a host's", function()
+    has_library(program.lua_library)
+    if not process.has("nm") then return pending("no nm here (binutils)") end
+    for name in process.run("nm -g --defined-only " .. quote(program.lua_library)).stdout:gmatch(" [TDBRV] ([%w_]+)") do
+      assert.is_truthy(name:find("^nib_") or name == "luaopen_nibble" or name:find("^__"), name)
+    end
   end)
 end)
 

@@ -21,34 +21,31 @@ end
 
 describe("memory that fails at any step", function()
   it("is an error of every function in C, after which all is as before", function()
-    run("every_entry", { args = "allocator count", stdout = counts })
+    run("every_entry", { lua = true, args = "allocator count", stdout = counts })
   end)
 
   it("is an error of every function in Lua, after which all is as before", function()
-    local lua, reason = program.lua_flags()
-    reason = reason or program.missing()
-    if reason then return pending(reason) end
-    run("every_function", {
-      cflags = "-Wl,--wrap=realloc,--wrap=malloc,--wrap=free -I " .. quote(process.root .. "bindings"),
-      library = quote(program.build .. "libnibble_lua.a") .. " " .. quote(program.library), libraries = lua,
-      args = quote(every_function) .. " " .. scratch .. " count", stdout = counts,
-    })
+    run("every_function", { lua = true, cflags = "-Wl,--wrap=realloc,--wrap=malloc,--wrap=free",
+      args = quote(every_function) .. " " .. scratch .. " count", stdout = counts })
   end)
 
-  it("has been tried on everything that nibble.h declares", function()
-    run("every_entry", { args = "list >" .. scratch })
+  it("has been tried on everything that nibble.h and nibble_lua.h declare", function()
+    run("every_entry", { lua = true, args = "list >" .. scratch })
     local listed, missing = process.read(scratch), {}
     local declared = 0
-    for name in process.read(process.root .. "runtime/nibble.h"):gmatch("NIB_API%s[^;(]-%*?(nib_[%w_]+)%(") do
-      declared = declared + 1
-      if not listed:find("%f[%w_]" .. name .. "%f[^%w_]") then missing[#missing + 1] = name end
+    for _, header in ipairs({ "runtime/nibble.h", "bindings/nibble_lua.h" }) do
+      for name in process.read(process.root .. header):gmatch("NIB_API%s[^;(]-%*?(%f[%w_][nl][%w_]+)%(") do
+        declared = declared + 1
+        if not listed:find("%f[%w_]" .. name .. "%f[^%w_]") then missing[#missing + 1] = name end
+      end
     end
-    assert.is_true(declared > 80)
+    assert.is_true(declared > 93)
     assert.same({}, missing)
     -- What is listed is called, too.
-    local source = (process.read(process.root .. "spec/support/host/entries.h") ..
-      process.read(process.root .. "spec/support/host/entries_shared.h")):gsub('"[^"]*"', "")
-    for name in listed:gmatch("nib_[%w_]+") do assert.is_truthy(source:find(name .. "(", 1, true), name) end
+    local host, source = process.root .. "spec/support/host/", ""
+    for _, file in ipairs({ "entries.h", "entries_shared.h", "lua_entries.h" }) do source = source .. process.read(host .. file) end
+    source = source:gsub('"[^"]*"', "")
+    for name in listed:gmatch("[%w_]+") do assert.is_truthy(source:find("%f[%w_]" .. name .. "[(),]"), name) end
   end)
 end)
 
@@ -57,7 +54,7 @@ describe("a driver that fails at any step", function()
     it(("(%s) is an error or a detour of every function in C, after which all is as before"):format(name), function()
       if standin.missing then return pending(standin.missing) end
       local log = os.tmpname()
-      run("every_entry", { args = ("driver %d count"):format(result), stdout = counts,
+      run("every_entry", { lua = true, args = ("driver %d count"):format(result), stdout = counts,
         before = ("unset CUDA_VISIBLE_DEVICES; export LD_LIBRARY_PATH=%s NIB_STANDIN_LOG=%s NIBBLE_DEVICE=cuda:0;"):format(
           quote(standin.absolute()), log) })
       local misuses = process.read(log):gsub("%d+ end: %d+ calls, (%d+) made to fail, 0 misuses\n", function(failed)

@@ -142,7 +142,7 @@ describe("the installed tree", function()
     for _, library in ipairs({ "-lnibble", "-lm", "-ldl", "-lpthread" }) do assert.is_truthy(static:find(library, 1, true)) end
   end)
 
-  it("is all that a program with a Lua state of its own needs", function()
+  it("is all that a program with Lua states of its own and scripts of strangers needs", function()
     if process.run("pkg-config --exists lua5.4").status ~= 0 then
       pending("no development files of Lua 5.4 here (pkg-config lua5.4)")
     end
@@ -160,12 +160,19 @@ describe("the installed tree", function()
         int failed = argc < 2 || luaL_dostring(L, argv[1]);
         printf("%s %s\n", nib_version(), lua_tostring(L, -1));
         lua_close(L);
+        nib_sandbox *sandbox = NULL;
+        failed |= nib_sandbox_create(NULL, &sandbox) != NIB_OK;
+        const char endless[] = "nibble.zeros(3) assert(not io) while true do end";
+        failed |= nib_sandbox_load(sandbox, "endless", endless, sizeof endless - 1, 20000) != NIB_EXPIRED;
+        puts(nib_sandbox_error(sandbox));
+        nib_sandbox_close(sandbox);
         return failed;
       }]], "$(pkg-config --cflags --libs nibble-lua)")
     local code = "return require('nibble').full(3, 7, {device = 'cpu'})[2] .. ' ' .. type(require('nibble.pages').plan)"
     local result = away(program .. ' "' .. code .. '"', ("LD_LIBRARY_PATH=%s/lib LUA_PATH_5_4='%s/share/lua/5.4/?.lua'"):format(
       prefix, prefix))
-    assert.same({ status = 0, stdout = require("nibble").version .. " 7 function\n", stderr = "" }, result)
+    assert.same({ status = 0, stdout = require("nibble").version .. " 7 function\n" ..
+      "endless: budget: expected at most 20000 us, took more, at endless:1\n", stderr = "" }, result)
   end)
 
   it("is all that a script in plain Lua needs", function()

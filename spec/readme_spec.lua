@@ -82,4 +82,20 @@ describe("README.md's", function()
     end
     if tried == 0 then pending("there is no C or C++ compiler here (cc, c++)") end
   end)
+
+  it("host with a script of a stranger's prints what it shows", function()
+    local line, code, shown = text:match("\n    (cc [^\n]*scripted[^`]-)\n\n```c\n(.-)```\n\n(    .-\n)\n%f[^\n ]")
+    local build = process.command():match("^(.*/)[^/]*$")
+    if not io.open(build .. "libnibble_lua.a") then pending("no libnibble_lua.a beside the command: a build is not here") end
+    local flags = process.run("pkg-config --cflags --libs lua5.4")
+    if flags.status ~= 0 or not process.has("cc") then pending("no cc, or no development files of Lua 5.4 (pkg-config lua5.4)") end
+    write(folder .. "/scripted.c", code)
+    local command = line:gsub("^cc", "cc -Wall -Wextra -Werror" .. (process.sanitized() and " -fsanitize=address,undefined" or ""))
+      :gsub("%-o scripted scripted%.c", function() return ("-o %s/scripted %s/scripted.c"):format(folder, folder) end)
+      :gsub("%-I/usr/include/lua5.4", function() return flags.stdout:match("%-I%S+") or "" end)
+      :gsub("build/release/", function() return quote(build) end)
+    local result = process.run(("cd %s && %s && %s/scripted"):format(quote(process.root), command, folder))
+    shown = shown:gsub("\n    ", "\n"):gsub("^    ", "")
+    assert.are.same({ status = 0, stdout = shown, stderr = "" }, result)
+  end)
 end)

@@ -104,6 +104,15 @@ void nib_cpu_queue_close(nib_stream *stream) {
   stream->impl = NULL;
 }
 
+static struct timespec time_after(int64_t timeout_us) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  int64_t ns = until.tv_nsec + timeout_us % 1000000 * 1000;
+  until.tv_sec += (time_t)(timeout_us / 1000000 + ns / 1000000000);
+  until.tv_nsec = (long)(ns % 1000000000);
+  return until;
+}
+
 nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
   struct nib_cpu_queue *queue = stream->impl;
   struct nib_cpu *cpu = queue->cpu;
@@ -116,7 +125,15 @@ nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
     }
     queue->started = true;
   }
-  while (queue->pushed - queue->completed == NIB_CPU_QUEUE_LENGTH) pthread_cond_wait(&cpu->progress, &cpu->lock);
+  while (queue->pushed - queue->completed == NIB_CPU_QUEUE_LENGTH) {
+    if (nib_is_late(stream->device->runtime)) {
+      pthread_mutex_unlock(&cpu->lock);
+      return nib_fail_late(stream->device->runtime, "stream");
+    }
+    int64_t left = nib_time_to_deadline(stream->device->runtime);
+    struct timespec until = time_after(left >= 0 && left < 1000 ? left : 1000); /* one may be set meanwhile */
+    pthread_cond_timedwait(&cpu->progress, &cpu->lock, &until);
+  }
   queue->tasks[queue->pushed % NIB_CPU_QUEUE_LENGTH] = *task;
   queue->pushed++;
   pthread_cond_signal(&queue->work);
@@ -133,13 +150,7 @@ nib_status nib_cpu_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us)
   if (nib_cpu_reached(stream, ticket)) return NIB_OK;
   if (timeout_us == 0) return NIB_TIMEOUT;
   struct nib_cpu *cpu = stream->device->impl;
-  struct timespec until = { 0 };
-  if (timeout_us > 0) {
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t ns = until.tv_nsec + timeout_us % 1000000 * 1000;
-    until.tv_sec += (time_t)(timeout_us / 1000000 + ns / 1000000000);
-    until.tv_nsec = (long)(ns % 1000000000);
-  }
+  struct timespec until = time_after(timeout_us > 0 ? timeout_us : 0);
   int expired = 0;
   pthread_mutex_lock(&cpu->lock);
   while (!nib_cpu_reached(stream, ticket) && !expired)

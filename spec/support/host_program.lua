@@ -1,4 +1,5 @@
---- Builds and runs the C programs in spec/support/host against runtime/nibble.h and the library under test.
+--- Builds and runs the C programs in spec/support/host against the public headers and the libraries under test. What cannot be
+--- done here is said in words, for the spec's `pending`, which only a spec file has.
 local assert = require("luassert")
 local process = require("spec.support.runtime_process")
 
@@ -10,12 +11,15 @@ local host = process.root .. "spec/support/host/"
 --- The build folder of the command under test, with a slash at the end.
 program.build = process.command():match("^(.*/)[^/]*$") or process.build()
 program.library = program.build .. "libnibble.a"
+program.lua_library = program.build .. "libnibble_lua.a"
 
 --- Why there is no library to link and look into, or nil: a machine that only runs nibble may lack it.
+---@param path? string  default: program.library
 ---@return string? reason
-function program.missing()
-  local file = io.open(program.library, "rb")
-  if not file then return "no libnibble.a beside the command: a build is not here" end
+function program.missing(path)
+  path = path or program.library
+  local file = io.open(path, "rb")
+  if not file then return "no " .. path:match("[^/]*$") .. " beside the command: a build is not here" end
   file:close()
 end
 
@@ -32,23 +36,43 @@ function program.lua_flags()
   return (lua.stdout:gsub("%s+$", ""))
 end
 
---- Compiles a host program and runs it; both must be silent but for `opts.stdout`. Returns why it cannot be run here, or nil.
+--- Compiles a host program; returns the file, which the caller removes, or nil and why it cannot be done here.
 ---@param name string  spec/support/host/NAME.c
----@param opts? {libraries?: string, library?: string, cflags?: string, args?: string, before?: string, stdout?: string}
----  libraries: before the system's; library: instead of libnibble.a; args: the program's; before: shell text in front of it
+---@param opts? {libraries?: string, library?: string, cflags?: string, lua?: boolean}
+---  libraries: before the system's; library: instead of libnibble.a; lua: with bindings/nibble_lua.h, its library and Lua
+---@return string? path, string? reason
+function program.compile(name, opts)
+  opts = opts or {}
+  local cc = program.compiler()
+  if not cc then return nil, "there is no C compiler (cc, gcc, clang)" end
+  local libraries, cflags = { opts.library or quote(program.library), opts.libraries or "" }, opts.cflags or ""
+  local missing = not opts.library and program.missing() or opts.lua and program.missing(program.lua_library)
+  if missing then return nil, missing end
+  if opts.lua then
+    local lua, reason = program.lua_flags()
+    if not lua then return nil, reason end
+    table.insert(libraries, 1, quote(program.lua_library))
+    table.insert(libraries, lua)
+    cflags = cflags .. " -I " .. quote(process.root .. "bindings")
+  end
+  local path = os.tmpname()
+  local flags = process.sanitized() and process.sanitized() .. " -fno-omit-frame-pointer" or ""
+  local built = process.run(table.concat({ cc, "-std=c11 -D_DEFAULT_SOURCE -O1 -g -Wall -Wextra -Werror", flags, cflags,
+    "-I", quote(process.root .. "runtime"), "-o", path, quote(host .. name .. ".c"), table.concat(libraries, " "),
+    "-lm -lpthread -ldl" }, " "))
+  assert.same({ status = 0, stdout = "", stderr = "" }, built)
+  return path
+end
+
+--- Compiles a host program and runs it; both must be silent but for `opts.stdout`. Returns why it cannot be run here, or nil.
+---@param name string
+---@param opts? {args?: string, before?: string, stdout?: string}
+---  args: the program's; before: shell text in front of it; further options are compile's
 ---@return string? reason
 function program.run(name, opts)
   opts = opts or {}
-  local cc = program.compiler()
-  if not cc then return "there is no C compiler (cc, gcc, clang)" end
-  local missing = not opts.library and program.missing()
-  if missing then return missing end
-  local path = os.tmpname()
-  local flags = process.sanitized() and process.sanitized() .. " -fno-omit-frame-pointer" or ""
-  local built = process.run(table.concat({ cc, "-std=c11 -D_DEFAULT_SOURCE -O1 -g -Wall -Wextra -Werror", flags,
-    opts.cflags or "", "-I", quote(process.root .. "runtime"), "-o", path, quote(host .. name .. ".c"),
-    opts.library or quote(program.library), opts.libraries or "", "-lm -lpthread -ldl" }, " "))
-  assert.same({ status = 0, stdout = "", stderr = "" }, built)
+  local path, reason = program.compile(name, opts)
+  if not path then return reason end
   local result = process.run(("cd / && %s timeout -k 5 300 %s %s"):format(opts.before or "", path, opts.args or ""))
   os.remove(path)
   local said = opts.stdout and result.stdout:match(opts.stdout)

@@ -226,7 +226,7 @@ struct stream {
   struct stream *next; /* all of them, until their thread ends */
   unsigned flags;
   int priority;
-  bool quit, ended;
+  bool quit, ended, awaited;
   pthread_t thread;
   pthread_cond_t work;
   struct task *head, *tail;

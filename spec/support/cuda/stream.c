@@ -39,7 +39,7 @@ void standin_sweep(void) {
   }
   for (struct stream **link = &standin_streams; ended > 0 && *link;) {
     struct stream *stream = *link;
-    if (stream->ended) {
+    if (stream->ended && !stream->awaited) {
       ended--;
       *link = stream->next;
       pthread_join(stream->thread, NULL); /* it holds nothing any more */
@@ -281,7 +281,9 @@ CUresult standin_StreamDestroy(CUstream handle) {
   standin_remove(&stream->object);
   stream->quit = true; /* its thread ends with its work */
   pthread_cond_signal(&stream->work);
+  stream->awaited = true; /* another thread's call must not sweep it away meanwhile */
   while (!stream->head && !stream->ended) pthread_cond_wait(&standin_progress, &standin_lock);
+  stream->awaited = false;
   return standin_leave(CUDA_SUCCESS);
 }
 

@@ -6,6 +6,7 @@
 
 #include "../../../kernels/params.h"
 #include "host.h"
+#include "nibble_lua.h"
 
 struct results {
   nib_runtime *runtime;
@@ -16,6 +17,8 @@ struct results {
   nib_user_kernel *kernel;
   nib_semaphore *semaphore;
   nib_tensor *tensors[6];
+  nib_sandbox *sandbox;
+  lua_State *L;
 };
 
 struct world {
@@ -35,6 +38,8 @@ struct world {
   unsigned char file[256];
   size_t file_bytes;
   float host[24];
+  nib_sandbox *sandbox; /* for the entries of lua_entries.h, and a tensor of its runtime */
+  nib_tensor *shown;
   struct results made;
 };
 
@@ -191,6 +196,13 @@ ENTRY(default_stream) {
 
 ENTRY(device_synchronize) { return nib_device_synchronize(w->device, -1); }
 ENTRY(tick) { return nib_tick(w->runtime, 1000); }
+
+ENTRY(deadline) {
+  nib_set_deadline(w->runtime, 10000000); /* whose waits all end before it */
+  nib_status status = nib_stream_synchronize(w->stream, -1);
+  nib_set_deadline(w->runtime, -1);
+  return status;
+}
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------------- */
 
@@ -448,7 +460,12 @@ ENTRY(rope_table) { return nib_rope_table(w->stream, 4, 1e4, NIB_FLOAT32, &w->ma
 
 /* ---- The list ------------------------------------------------------------------------------------------------------ */
 
-enum { MAKES_DO = 1 /* may succeed though every allocation fails */, ALONE = 2 /* not while the world's runtime captures */ };
+enum {
+  MAKES_DO = 1, /* may succeed though every allocation fails */
+  ALONE = 2,    /* with a fresh runtime, and not while the world's captures */
+  SANDBOX = 4,  /* with a sandbox, likewise */
+  TELLS = 8,    /* checks by itself that a failure comes with a message, or has none */
+};
 
 struct entry {
   nib_status (*call)(struct world *w);
@@ -472,14 +489,15 @@ static const struct entry entries[] = {
   { ranges, "nib_range_push nib_range_pop", 0 },
   { releases, "nib_tensor_release nib_stream_release nib_event_release nib_graph_release nib_module_release "
               "nib_user_kernel_release nib_semaphore_release nib_capture_abort", 0 },
-  { runtime_create, "nib_runtime_create", ALONE },
-  { runtime_close, "nib_runtime_close", MAKES_DO | ALONE },
+  { runtime_create, "nib_runtime_create", ALONE | TELLS },
+  { runtime_close, "nib_runtime_close", MAKES_DO | ALONE | TELLS },
   { device_find, "nib_device_find", ALONE },
   { device_find_uuid, "nib_device_find_uuid", ALONE },
   { device_best, "nib_device_best", MAKES_DO | ALONE },
   { default_stream, "nib_device_default_stream", ALONE },
   { device_synchronize, "nib_device_synchronize", 0 },
   { tick, "nib_tick", 0 },
+  { deadline, "nib_set_deadline", 0 },
   { tensor_create, "nib_tensor_create", 0 },
   { tensor_narrow, "nib_tensor_narrow", 0 },
   { tensor_select, "nib_tensor_select", 0 },

@@ -1,4 +1,4 @@
-/* Every function of nibble.h (entries.h), outside of captures and inside one, with what it needs failing at the n-th time for every
+/* Every function of nibble.h (entries.h) and nibble_lua.h (lua_entries.h), outside of captures and inside one, with what it needs failing at the n-th time for every
  * n: an error or a detour, never a crash; nothing is lost and nothing is left behind; the next call works.
  *   every_entry allocator         the host's allocator fails, once or from there on
  *   every_entry driver RESULT     a call of the stand-in driver fails with that result
@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "entries.h"
+#include "lua_entries.h"
 
 /* ---- What fails ---------------------------------------------------------------------------------------------------- */
 
@@ -202,6 +202,8 @@ static void release(struct results *made) {
   nib_module_release(made->module);
   nib_semaphore_release(made->semaphore);
   nib_runtime_close(made->runtime);
+  nib_sandbox_close(made->sandbox);
+  if (made->L) lua_close(made->L);
   *made = (struct results){ 0 };
 }
 
@@ -210,6 +212,7 @@ static void release(struct results *made) {
 /* Makes the call with the n-th step failing; n 0: none. Returns how many did. */
 static long call(struct world *w, const struct entry *entry, bool capturing, long n, bool once, nib_status *status) {
   if (entry->flags & ALONE) OK(NULL, nib_runtime_create(&w->config, &w->fresh));
+  if (entry->flags & SANDBOX) open_sandbox(w);
   if (capturing) {
     OK(w->runtime, nib_capture_begin(w->stream, NIB_CAPTURE_THREAD_LOCAL));
     OK(w->runtime, nib_tensor_fill(w->stream, w->floats, NIB_REAL(1)));
@@ -218,8 +221,8 @@ static long call(struct world *w, const struct entry *entry, bool capturing, lon
   if (n > 0) arm(n, once);
   *status = entry->call(w);
   long failed = n > 0 ? fired() : 0;
-  bool told = *status == NIB_OK || *status == NIB_UNAVAILABLE || *nib_error(w->fresh ? w->fresh : w->runtime) || w->made.runtime ||
-              entry->call == runtime_create || entry->call == runtime_close;
+  bool told = *status == NIB_OK || *status == NIB_UNAVAILABLE || *nib_error(w->fresh ? w->fresh : w->runtime) ||
+              (entry->flags & TELLS);
   release(&w->made); /* under the same bad star */
   if (n > 0) disarm();
   CHECK(told);
@@ -230,6 +233,7 @@ static long call(struct world *w, const struct entry *entry, bool capturing, lon
   }
   nib_runtime_close(w->fresh);
   w->fresh = NULL;
+  if (entry->flags & SANDBOX) close_sandbox(w);
   return failed;
 }
 
@@ -283,6 +287,7 @@ int main(int argc, char **argv) {
   CHECK(argc > 1);
   if (strcmp(argv[1], "list") == 0) {
     for (size_t i = 0; i < ENTRY_COUNT; i++) puts(entries[i].names);
+    for (size_t i = 0; i < LUA_ENTRY_COUNT; i++) puts(lua_entries[i].names);
     return 0;
   }
   heap.thread = pthread_self();
@@ -294,11 +299,12 @@ int main(int argc, char **argv) {
   int file = mkstemp(path);
   CHECK(file >= 0);
   close(file);
-  for (size_t i = 0; i < ENTRY_COUNT; i++) {
+  for (size_t i = 0; i < ENTRY_COUNT + LUA_ENTRY_COUNT; i++) {
     struct world world;
     open_world(&world, path);
-    for (int capturing = 0; capturing < (entries[i].flags & ALONE ? 1 : 2); capturing++)
-      for (int once = driver.result ? 1 : 0; once < 2; once++) fail_at_every_step(&world, &entries[i], capturing, once);
+    const struct entry *entry = i < ENTRY_COUNT ? &entries[i] : &lua_entries[i - ENTRY_COUNT];
+    for (int capturing = 0; capturing < (entry->flags & (ALONE | SANDBOX) ? 1 : 2); capturing++)
+      for (int once = driver.result ? 1 : 0; once < 2; once++) fail_at_every_step(&world, entry, capturing, once);
     close_world(&world);
   }
   remove(path);

@@ -1,0 +1,366 @@
+/* Sandboxes: memory, time, and the calls of the host. What scripts can reach is in sandbox_base.c. */
+#define _POSIX_C_SOURCE 200809L
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "sandbox.h"
+
+#define RUNTIME_BYTES ((size_t)8 << 20) /* of a runtime beside its tensors: streams, graphs, handles */
+#define FRESH_BYTES ((size_t)64 << 10)  /* of Lua's memory that are worth a look at the clock */
+#define LONG_US ((int64_t)1 << 50)       /* a deadline that only nib_sandbox_cancel brings nearer */
+#define LOOK_US 50                      /* the hook aims at being called as often */
+
+/* Keys of the registry, and what stands there. */
+static const char globals_key, state_key, environment_key;
+
+static int64_t now_us(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+/* ---- Time -------------------------------------------------------------------------------------------------------- */
+
+static bool is_over(const nib_sandbox *sandbox, int64_t now) {
+  return __atomic_load_n(&sandbox->cancelled, __ATOMIC_RELAXED) || (sandbox->deadline_us && now >= sandbox->deadline_us) ||
+         (sandbox->config.instructions && sandbox->instructions_left <= 0);
+}
+
+static void hook(lua_State *L, lua_Debug *event);
+
+/* Raises the last error: a value that needs no memory and means nothing to scripts. */
+static void expire(lua_State *L) {
+  nib_sandbox *sandbox = nib_sandbox_of(L);
+  lua_Debug level;
+  if (!sandbox->expired) {
+    sandbox->expired = true;
+    sandbox->where[0] = 0;
+    for (int i = 0; i < 8 && !sandbox->where[0] && lua_getstack(L, i, &level); i++) {
+      lua_getinfo(L, "Sl", &level);
+      if (level.currentline > 0) snprintf(sandbox->where, sizeof sandbox->where, "%s:%d", level.short_src, level.currentline);
+    }
+  }
+  lua_sethook(L, hook, LUA_MASKCOUNT, 1); /* nothing runs after it for long */
+  lua_pushlightuserdata(L, sandbox);
+  lua_error(L);
+}
+
+void nib_sandbox_check(lua_State *L) {
+  const nib_sandbox *sandbox = nib_sandbox_of(L);
+  if (sandbox->running && (sandbox->expired || is_over(sandbox, now_us()))) expire(L);
+}
+
+void nib_sandbox_rethrow(lua_State *L) {
+  if (nib_sandbox_of(L)->expired) expire(L);
+}
+
+/* Looks at the clock about every LOOK_US: slow instructions make it look more often, down to each of them. */
+static void hook(lua_State *L, lua_Debug *event) {
+  (void)event;
+  nib_sandbox *sandbox = nib_sandbox_of(L);
+  int64_t now = now_us(), elapsed = now - sandbox->looked_us;
+  sandbox->instructions_left -= sandbox->count;
+  sandbox->fresh = 0;
+  if (sandbox->expired || is_over(sandbox, now)) expire(L);
+  int64_t count = elapsed > LOOK_US ? sandbox->count * LOOK_US / elapsed : 2 * sandbox->count;
+  sandbox->count = count < 1 ? 1 : count > NIB_SANDBOX_COUNT ? NIB_SANDBOX_COUNT : (int)count;
+  sandbox->looked_us = now;
+  lua_sethook(L, hook, LUA_MASKCOUNT, sandbox->count);
+}
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+static void *host_allocate(const nib_sandbox *sandbox, void *pointer, size_t old_size, size_t new_size) {
+  if (sandbox->host.allocate) return sandbox->host.allocate(sandbox->host.user, pointer, old_size, new_size);
+  if (new_size > 0) return realloc(pointer, new_size);
+  free(pointer);
+  return NULL;
+}
+
+/* Allocates for Lua. A failure makes Lua collect everything, and large blocks take time: the hook runs at the next
+ * instruction then. */
+static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new_size) {
+  nib_sandbox *sandbox = user;
+  if (!pointer) old_size = 0; /* it tells what kind of object it is for */
+  bool grows = new_size > old_size;
+  bool refused = grows && (new_size > sandbox->lua_block || new_size - old_size > sandbox->lua_most - sandbox->lua_used);
+  if (grows) sandbox->fresh += new_size;
+  if (sandbox->running && (refused || sandbox->fresh > FRESH_BYTES) && sandbox->fresh > 0) {
+    sandbox->fresh = 0;
+    sandbox->instructions_left -= sandbox->count - 1;
+    sandbox->count = 1;
+    lua_sethook(sandbox->running, hook, LUA_MASKCOUNT, 1);
+  }
+  if (refused) return NULL;
+  void *block = host_allocate(sandbox, pointer, old_size, new_size);
+  if (block || new_size == 0) sandbox->lua_used = sandbox->lua_used - old_size + new_size;
+  return block;
+}
+
+/* Allocates for the runtime, below its list of blocks and above it. */
+static void *allocate_block(void *user, void *pointer, size_t old_size, size_t new_size) {
+  nib_sandbox *sandbox = user;
+  if (new_size > old_size && new_size - old_size > sandbox->host_most - sandbox->host_used) return NULL;
+  void *block = host_allocate(sandbox, pointer, old_size, new_size);
+  if (block || new_size == 0) sandbox->host_used = sandbox->host_used - old_size + new_size;
+  return block;
+}
+
+static void *allocate_runtime(void *user, void *pointer, size_t old_size, size_t new_size) {
+  nib_sandbox *sandbox = user;
+  return nib_lua_blocks_allocate(&sandbox->blocks, pointer, old_size, new_size);
+}
+
+static void log_runtime(void *user, nib_log_level level, const char *message) {
+  const nib_sandbox *sandbox = user;
+  sandbox->host.log(sandbox->host.user, level, message);
+}
+
+static void parallel_for(void *user, size_t count, void (*body)(void *context, size_t index), void *context) {
+  const nib_sandbox *sandbox = user;
+  sandbox->host.parallel_for(sandbox->host.user, count, body, context);
+}
+
+/* ---- Compiling --------------------------------------------------------------------------------------------------- */
+
+/* A name that many nested functions must look for takes microseconds: the compiler gets its text in small pieces. */
+static const char *read_piece(lua_State *L, void *user, size_t *length) {
+  nib_sandbox_text *text = user;
+  nib_sandbox_check(L);
+  if (text->length == 0 && text->next) {
+    text->text = text->next(L, &text->length);
+    if (!text->text) text->length = 0;
+  }
+  const char *piece = text->text;
+  *length = text->length < 16 ? text->length : 16;
+  text->text += *length;
+  text->length -= *length;
+  return *length > 0 ? piece : NULL;
+}
+
+int nib_sandbox_compile(lua_State *L, nib_sandbox_text *text, const char *name) {
+  int status = lua_load(L, read_piece, text, name, "t");
+  if (status != LUA_OK) nib_sandbox_rethrow(L);
+  return status;
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+
+static nib_status refuse(nib_sandbox *sandbox, nib_status status, const char *operation, const char *message) {
+  snprintf(sandbox->error, sizeof sandbox->error, "%s: %s", operation, message);
+  return status;
+}
+
+static nib_status tell_end(nib_sandbox *sandbox, const char *operation, int64_t budget_us) {
+  char reason[80];
+  if (__atomic_load_n(&sandbox->cancelled, __ATOMIC_RELAXED))
+    snprintf(reason, sizeof reason, "expected to finish, was cancelled");
+  else if (sandbox->config.instructions && sandbox->instructions_left <= 0)
+    snprintf(reason, sizeof reason, "expected at most %lld instructions, got more", (long long)sandbox->config.instructions);
+  else
+    snprintf(reason, sizeof reason, "expected at most %lld us, took more", (long long)budget_us);
+  snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: %s%s%s", operation, reason, sandbox->where[0] ? ", at " : "",
+           sandbox->where);
+  return NIB_EXPIRED;
+}
+
+/* Runs a C function, with one argument, as a call of the host's. */
+static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction function, void *argument, int64_t budget_us) {
+  lua_State *L = sandbox->L;
+  if (sandbox->running) return refuse(sandbox, NIB_STATE, operation, "sandbox: expected one call at a time, got one inside another");
+  __atomic_store_n(&sandbox->cancelled, false, __ATOMIC_RELAXED);
+  nib_set_deadline(sandbox->runtime, budget_us > 0 ? budget_us : LONG_US);
+  sandbox->looked_us = now_us();
+  sandbox->deadline_us = budget_us > 0 ? sandbox->looked_us + budget_us : 0;
+  sandbox->instructions_left = sandbox->config.instructions;
+  sandbox->count = NIB_SANDBOX_COUNT;
+  sandbox->expired = sandbox->absent = false;
+  sandbox->error[0] = sandbox->where[0] = 0;
+  sandbox->running = L;
+  lua_sethook(L, hook, LUA_MASKCOUNT, sandbox->count);
+  lua_settop(L, 0);
+  lua_pushcfunction(L, function); /* neither this nor the next takes memory */
+  lua_pushlightuserdata(L, argument);
+  int status = lua_pcall(L, 1, 0, 0);
+  sandbox->running = NULL;
+  nib_set_deadline(sandbox->runtime, -1);
+  nib_status result = NIB_OK;
+  if (status != LUA_OK && is_over(sandbox, now_us())) sandbox->expired = true; /* whatever error came first */
+  if (sandbox->expired) {
+    result = tell_end(sandbox, operation, budget_us);
+  } else if (sandbox->absent) {
+    result = refuse(sandbox, NIB_UNAVAILABLE, operation, "function: expected one of that name in the script, got none");
+  } else if (status == LUA_ERRMEM) {
+    result = refuse(sandbox, NIB_MEMORY, operation, "memory: expected to stay within the script's limit, got to its end");
+  } else if (status != LUA_OK) {
+    char other[64];
+    snprintf(other, sizeof other, "raised an error that is a %s", luaL_typename(L, -1));
+    result = refuse(sandbox, NIB_SCRIPT, operation, lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : other);
+  }
+  lua_settop(L, 0);
+  return result;
+}
+
+struct script {
+  const char *name;
+  nib_sandbox_text text;
+};
+
+static int load_script(lua_State *L) {
+  struct script *script = lua_touserdata(L, 1);
+  lua_settop(L, 0);
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &globals_key);
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
+  nib_sandbox_push_environment(L, 1, 2);
+  lua_pushfstring(L, "@%s", script->name);
+  if (nib_sandbox_compile(L, &script->text, lua_tostring(L, -1)) != LUA_OK) return lua_error(L);
+  lua_pushvalue(L, 3);
+  lua_setupvalue(L, -2, 1);
+  lua_call(L, 0, 0);
+  lua_pushliteral(L, "on_load");
+  if (lua_rawget(L, 3) == LUA_TFUNCTION) {
+    lua_pushboolean(L, lua_rawgetp(L, LUA_REGISTRYINDEX, &environment_key) != LUA_TNIL);
+    lua_remove(L, -2);
+    lua_call(L, 1, 0);
+  }
+  lua_pushvalue(L, 3);
+  lua_rawsetp(L, LUA_REGISTRYINDEX, &environment_key);
+  return 0;
+}
+
+nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us) {
+  struct script script = { name, { source, length, NULL } };
+  return run(sandbox, name, load_script, &script, budget_us);
+}
+
+struct call {
+  const char *function;
+  const nib_sandbox_values *values;
+};
+
+static int call_function(lua_State *L) {
+  const struct call *call = lua_touserdata(L, 1);
+  const nib_sandbox_values none = { NULL, NULL, NULL }, *values = call->values ? call->values : &none;
+  lua_settop(L, 0);
+  bool is_loaded = lua_rawgetp(L, LUA_REGISTRYINDEX, &environment_key) == LUA_TTABLE;
+  lua_pushstring(L, call->function);
+  if (!is_loaded || lua_rawget(L, 1) != LUA_TFUNCTION) {
+    nib_sandbox_of(L)->absent = true;
+    return 0;
+  }
+  lua_remove(L, 1);
+  luaL_checkstack(L, 32, NULL);
+  int count = values->arguments ? values->arguments(L, values->user) : 0;
+  lua_call(L, count, values->results ? LUA_MULTRET : 0);
+  if (values->results) values->results(L, lua_gettop(L), values->user);
+  return 0;
+}
+
+nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values, int64_t budget_us) {
+  struct call call = { function, values };
+  return run(sandbox, function, call_function, &call, budget_us);
+}
+
+struct extension {
+  void (*function)(lua_State *L, void *user);
+  void *user;
+};
+
+static int extend(lua_State *L) {
+  const struct extension *extension = lua_touserdata(L, 1);
+  lua_settop(L, 0);
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &globals_key);
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
+  extension->function(L, extension->user);
+  return 0;
+}
+
+nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user) {
+  struct extension extension = { function, user };
+  return run(sandbox, "extend", extend, &extension, 0);
+}
+
+void nib_sandbox_cancel(nib_sandbox *sandbox) {
+  __atomic_store_n(&sandbox->cancelled, true, __ATOMIC_RELAXED);
+  nib_set_deadline(sandbox->runtime, 0);
+}
+
+const char *nib_sandbox_error(const nib_sandbox *sandbox) { return sandbox->error; }
+nib_runtime *nib_sandbox_runtime(const nib_sandbox *sandbox) { return sandbox->runtime; }
+size_t nib_sandbox_lua_memory(const nib_sandbox *sandbox) { return sandbox->lua_used; }
+
+/* ---- Creating and closing ---------------------------------------------------------------------------------------- */
+
+/* Limits of the module's own objects and loops. */
+static void set_limits(lua_State *L) {
+  const nib_sandbox *sandbox = nib_sandbox_of(L);
+  lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state");
+  nib_lua_state *state = lua_touserdata(L, -1);
+  state->limits = (nib_lua_limits){ .check = nib_sandbox_check, .slice_us = 500, .no_addresses = true };
+  state->limits.most_elements = sandbox->config.device_memory < INT64_MAX ? (int64_t)sandbox->config.device_memory : INT64_MAX;
+  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++) state->limits.most[class] = sandbox->config.tensors;
+  state->limits.most[NIB_LUA_STREAM] = sandbox->config.streams;
+  lua_pop(L, 1);
+}
+
+static int open_sandbox(lua_State *L) {
+  const nib_sandbox *sandbox = nib_sandbox_of(L);
+  lua_settop(L, 0);
+  if (nib_lua_open(L, sandbox->runtime) != NIB_OK) return lua_error(L);
+  set_limits(L);
+  nib_sandbox_open(L);
+  lua_rawsetp(L, LUA_REGISTRYINDEX, &globals_key);
+  lua_newtable(L);
+  lua_rawsetp(L, LUA_REGISTRYINDEX, &state_key);
+  return 0;
+}
+
+nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out) {
+  *out = NULL;
+  const nib_sandbox_config zero = { 0 };
+  nib_sandbox blank = { .config = config ? *config : zero };
+  if (blank.config.runtime) blank.host = *blank.config.runtime;
+  if (blank.config.tensors < 0 || blank.config.streams < 0 || blank.config.instructions < 0) return NIB_INVALID;
+  blank.config.runtime = NULL; /* it need not live as long */
+  if (!blank.config.lua_memory) blank.config.lua_memory = (size_t)4 << 20;
+  if (!blank.config.device_memory) blank.config.device_memory = (uint64_t)64 << 20;
+  if (!blank.config.tensors) blank.config.tensors = 10000;
+  if (!blank.config.streams) blank.config.streams = 8;
+  blank.lua_most = blank.config.lua_memory;
+  blank.lua_block = blank.lua_most / 4;
+  blank.host_most = blank.config.device_memory < SIZE_MAX - RUNTIME_BYTES ? (size_t)blank.config.device_memory + RUNTIME_BYTES
+                                                                          : SIZE_MAX;
+  nib_sandbox *sandbox = host_allocate(&blank, NULL, 0, sizeof *sandbox);
+  if (!sandbox) return NIB_MEMORY;
+  *sandbox = blank;
+  sandbox->blocks = (nib_lua_blocks){ NULL, allocate_block, sandbox };
+  nib_config runtime = sandbox->host;
+  runtime.allocate = allocate_runtime;
+  if (runtime.log) runtime.log = log_runtime;
+  if (runtime.parallel_for) runtime.parallel_for = parallel_for;
+  runtime.user = sandbox;
+  runtime.memory_cap = sandbox->config.device_memory;
+  runtime.index_base = 1;
+  nib_status status = nib_runtime_create(&runtime, &sandbox->runtime);
+  if (status == NIB_OK) {
+    sandbox->L = lua_newstate(allocate_lua, sandbox);
+    status = sandbox->L ? run(sandbox, "sandbox", open_sandbox, NULL, 0) : NIB_MEMORY;
+  }
+  if (status != NIB_OK) {
+    nib_sandbox_close(sandbox);
+    return status == NIB_INVALID ? status : NIB_MEMORY; /* nothing else can go wrong in our own code */
+  }
+  *out = sandbox;
+  return NIB_OK;
+}
+
+void nib_sandbox_close(nib_sandbox *sandbox) {
+  if (!sandbox) return;
+  nib_runtime_close(sandbox->runtime); /* first, for what is queued would otherwise be waited for */
+  if (sandbox->L) lua_close(sandbox->L);
+  nib_lua_blocks_free(&sandbox->blocks);
+  host_allocate(sandbox, sandbox, sizeof *sandbox, 0);
+}

@@ -1,0 +1,77 @@
+/* Lua's library `string` with bounds; its patterns are in sandbox_match.c. */
+#include <lualib.h>
+#include <string.h>
+
+#include "sandbox.h"
+
+#define MOST_FORMATTED 50 /* values: each may take microseconds */
+
+/* Tables, functions and the like as text without their addresses, before Lua's own function sees them. */
+static int string_format(lua_State *L) {
+  nib_sandbox_check_arguments(L);
+  if (lua_gettop(L) > MOST_FORMATTED + 1) return luaL_error(L, "expected at most %d values to 'format', got more", MOST_FORMATTED);
+  for (const char *at = luaL_checkstring(L, 1); (at = strchr(at, '%')) != NULL; at++) {
+    at += 1 + strspn(at + 1, "-+ #0123456789.");
+    if (*at == 'p') return luaL_error(L, "invalid conversion '%%p' to 'format' (a sandbox shows no addresses)");
+    if (*at == 0) break;
+  }
+  for (int i = 2, count = lua_gettop(L); i <= count; i++) {
+    int type = lua_type(L, i);
+    if (type != LUA_TTABLE && type != LUA_TFUNCTION && type != LUA_TUSERDATA && type != LUA_TTHREAD) continue;
+    nib_sandbox_tostring(L, i);
+    lua_replace(L, i);
+  }
+  return nib_sandbox_original(L);
+}
+
+static int string_rep(lua_State *L) {
+  size_t length, gap;
+  const char *text = luaL_checklstring(L, 1, &length);
+  lua_Integer count = luaL_checkinteger(L, 2);
+  const char *separator = luaL_optlstring(L, 3, "", &gap);
+  if (count <= 0 || length + gap == 0) {
+    lua_pushliteral(L, "");
+    return 1;
+  }
+  size_t most = nib_sandbox_of(L)->lua_block;
+  if (length + gap > most || (lua_Unsigned)count > most / (length + gap) + 1) return luaL_error(L, "resulting string too large");
+  size_t total = (size_t)count * (length + gap) - gap, done = length + gap;
+  luaL_Buffer result;
+  char *out = luaL_buffinitsize(L, &result, total + gap); /* with a last separator that is not counted */
+  memcpy(out, text, length);
+  memcpy(out + length, separator, gap);
+  while (done < total + gap) {
+    size_t piece = total + gap - done < done ? total + gap - done : done;
+    memcpy(out + done, out, piece);
+    done += piece;
+  }
+  luaL_pushresultsize(&result, total);
+  return 1;
+}
+
+void nib_sandbox_open_string(lua_State *L) {
+  static const luaL_Reg functions[] = { { "rep", string_rep }, { NULL, NULL } };
+  static const char *const names[] = { "byte", "char", "len", "lower", "reverse", "sub", "upper", NULL };
+  static const char *const bounded_names[] = { "pack", "packsize", "unpack", NULL };
+  luaL_requiref(L, LUA_STRLIBNAME, luaopen_string, 0);
+  int from = lua_gettop(L);
+  lua_pushvalue(L, from - 1);
+  nib_sandbox_library(L, "string", functions);
+  luaL_setfuncs(L, nib_sandbox_patterns, 0);
+  nib_sandbox_take(L, from, names, false);
+  nib_sandbox_take(L, from, bounded_names, true);
+  lua_getfield(L, from, "format");
+  lua_pushcclosure(L, string_format, 1);
+  lua_setfield(L, -2, "format");
+
+  /* The metatable of strings: scripts get copies of the table that it leads to, never the table. Without the arithmetic of
+   * Lua's own, which converts text of any length in one instruction. */
+  lua_pushliteral(L, "");
+  lua_newtable(L);
+  lua_pushvalue(L, -3);
+  lua_setfield(L, -2, "__index");
+  lua_pushboolean(L, false);
+  lua_setfield(L, -2, "__metatable");
+  lua_setmetatable(L, -2);
+  lua_settop(L, from - 1);
+}

@@ -1,0 +1,4 @@
+-- Never returns.
+function on_frame()
+  while true do end
+end

@@ -1,0 +1,314 @@
+/* Sandboxes as their host sees them: calls with values, statuses, extensions, reloading, cancelling, failing memory. */
+#include <lauxlib.h>
+#include <pthread.h>
+#include <time.h>
+
+#include "host.h"
+#include "nibble_lua.h"
+
+#define LOAD(sandbox, code) nib_sandbox_load(sandbox, "test", code, strlen(code), 5000000)
+#define CHECK_SCRIPT(expected, sandbox, call)                                                                                \
+  do {                                                                                                                       \
+    nib_status status_ = (call);                                                                                             \
+    if (status_ != (expected)) {                                                                                             \
+      fprintf(stderr, "%s:%d: %s: expected %s, got %s: %s\n", __FILE__, __LINE__, #call, nib_status_name(expected),          \
+              nib_status_name(status_), nib_sandbox_error(sandbox));                                                         \
+      exit(1);                                                                                                               \
+    }                                                                                                                        \
+  } while (0)
+
+struct heap {
+  long live, bytes, calls, fail_at;
+};
+
+static void *allocate(void *user, void *pointer, size_t old_size, size_t new_size) {
+  struct heap *heap = user;
+  size_t *block = pointer ? (size_t *)pointer - 2 : NULL;
+  CHECK(block ? block[0] == old_size : old_size == 0);
+  if (new_size == 0) {
+    if (block) heap->live--, heap->bytes -= (long)old_size;
+    free(block);
+    return NULL;
+  }
+  if (heap->fail_at && ++heap->calls >= heap->fail_at) return NULL;
+  block = realloc(block, new_size + 16);
+  CHECK(block);
+  if (!pointer) heap->live++;
+  heap->bytes += (long)new_size - (long)old_size;
+  block[0] = new_size;
+  return block + 2;
+}
+
+static nib_sandbox *create(const nib_sandbox_config *config) {
+  nib_sandbox *sandbox = NULL;
+  CHECK(nib_sandbox_create(config, &sandbox) == NIB_OK && sandbox);
+  return sandbox;
+}
+
+/* ---- Calls ---- */
+
+static int two_numbers(lua_State *L, void *user) {
+  const int *numbers = user;
+  lua_pushinteger(L, numbers[0]);
+  lua_pushinteger(L, numbers[1]);
+  return 2;
+}
+
+static void take_sum(lua_State *L, int count, void *user) {
+  int *numbers = user;
+  numbers[2] = count;
+  numbers[3] = (int)lua_tointeger(L, 1);
+}
+
+static int bad_arguments(lua_State *L, void *user) {
+  (void)user;
+  return luaL_error(L, "no arguments today");
+}
+
+static int nothing(lua_State *L, void *user) {
+  (void)L, (void)user;
+  return 0;
+}
+
+static void calls(void) {
+  nib_sandbox *sandbox = create(NULL);
+  int numbers[4] = { 3, 4, 0, 0 };
+  nib_sandbox_values values = { two_numbers, take_sum, numbers };
+  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "add", &values, 0));
+  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function add(a, b) return a + b, a * b end text = 'x' function fail() error('so', 0) end"));
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, 100000));
+  CHECK(numbers[2] == 2 && numbers[3] == 7);
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &(nib_sandbox_values){ two_numbers, NULL, numbers }, 0));
+  CHECK(strcmp(nib_sandbox_error(sandbox), "") == 0);
+  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "text", NULL, 0));
+  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "none", NULL, 0));
+  CHECK(strstr(nib_sandbox_error(sandbox), "none: function: "));
+  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "fail", NULL, 0));
+  CHECK(strcmp(nib_sandbox_error(sandbox), "fail: so") == 0);
+  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "add", &(nib_sandbox_values){ bad_arguments, NULL, NULL }, 0));
+  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "add", &(nib_sandbox_values){ nothing, NULL, NULL }, 0));
+  CHECK_SCRIPT(NIB_EXPIRED, sandbox, (LOAD(sandbox, "function loop() while true do end end"), nib_sandbox_call(sandbox, "loop", NULL, 2000)));
+  CHECK(strstr(nib_sandbox_error(sandbox), "loop: budget: expected at most 2000 us") && strstr(nib_sandbox_error(sandbox), "test:1"));
+  nib_sandbox_close(sandbox);
+  nib_sandbox_close(NULL);
+
+  nib_sandbox *none = NULL;
+  CHECK(nib_sandbox_create(&(nib_sandbox_config){ .tensors = -1 }, &none) == NIB_INVALID && !none);
+  CHECK(nib_sandbox_create(&(nib_sandbox_config){ .runtime = &(nib_config){ .abi_version = 99 } }, &none) == NIB_INVALID && !none);
+  CHECK(nib_sandbox_create(&(nib_sandbox_config){ .lua_memory = 1000 }, &none) == NIB_MEMORY && !none);
+}
+
+/* ---- What the host gives ---- */
+
+struct host {
+  nib_sandbox *sandbox;
+  nib_tensor *tensor;
+  nib_status inner;
+};
+
+static int call_again(lua_State *L) {
+  struct host *host = lua_touserdata(L, lua_upvalueindex(1));
+  host->inner = nib_sandbox_call(host->sandbox, "on_load", NULL, 0);
+  return 0;
+}
+
+static void extend(lua_State *L, void *user) {
+  struct host *host = user;
+  lua_newtable(L);
+  lua_pushinteger(L, 42);
+  lua_setfield(L, -2, "answer");
+  lua_pushlightuserdata(L, host);
+  lua_pushcclosure(L, call_again, 1);
+  lua_setfield(L, -2, "call_again");
+  nib_lua_push_tensor(L, host->tensor);
+  lua_setfield(L, -2, "tensor");
+  lua_setfield(L, 1, "host");
+  lua_pushinteger(L, 1);
+  lua_setfield(L, 2, "started");
+}
+
+static void bad_extension(lua_State *L, void *user) {
+  (void)user;
+  luaL_error(L, "cannot");
+}
+
+static void extensions(void) {
+  struct host host = { .sandbox = create(NULL) };
+  nib_runtime *runtime = nib_sandbox_runtime(host.sandbox);
+  host.tensor = make(cpu_of(runtime), NIB_FLOAT32, 10);
+  OK(runtime, nib_tensor_fill(nib_device_default_stream(cpu_of(runtime)), host.tensor, NIB_REAL(7)));
+  CHECK_SCRIPT(NIB_SCRIPT, host.sandbox, nib_sandbox_extend(host.sandbox, bad_extension, NULL));
+  CHECK_SCRIPT(NIB_OK, host.sandbox, nib_sandbox_extend(host.sandbox, extend, &host));
+  CHECK_SCRIPT(NIB_OK, host.sandbox, LOAD(host.sandbox, "assert(host.answer == 42 and host.tensor[10] == 7 and state.started == 1)"
+                                                        "host.call_again() host.tensor:fill(8)"
+                                                        "host.answer = 0 nibble.page.x = 1 nibble.tensor = nil table.concat = nil math = nil"));
+  CHECK(host.inner == NIB_STATE);
+  /* What a script does to its tables ends with it. */
+  CHECK_SCRIPT(NIB_OK, host.sandbox, LOAD(host.sandbox, "assert(host.answer == 42 and not nibble.page.x and nibble.tensor(1):item() == 1)"
+                                                        "assert(table.concat and math.pi and host.tensor[1] == 8)"));
+  nib_tensor_release(host.tensor);
+  nib_sandbox_close(host.sandbox);
+}
+
+/* ---- Reloading ---- */
+
+static void take_number(lua_State *L, int count, void *user) {
+  CHECK(count == 1);
+  *(long *)user = (long)lua_tointeger(L, 1);
+}
+
+static long number_of(nib_sandbox *sandbox, const char *function) {
+  long number = -1;
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, function, &(nib_sandbox_values){ NULL, take_number, &number }, 1000000));
+  return number;
+}
+
+static void reloading(void) {
+  struct heap heap = { 0 };
+  nib_config runtime = { .allocate = allocate, .user = &heap };
+  nib_sandbox *sandbox = create(&(nib_sandbox_config){ .runtime = &runtime });
+  char code[1000];
+  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox,
+    "function on_load(reloaded) state.reloaded = reloaded end\n"
+    "state.t = nibble.zeros(1000) state.one = nibble.full(1000, 1) state.s = nibble.stream()\n"
+    "state.graph = state.s:capture(function() state.t:copy(state.one) end)\n"
+    "function version() return state.reloaded == false and 0 or -1 end"));
+  CHECK(number_of(sandbox, "version") == 0);
+  size_t lua_before = 0;
+  long bytes_before = 0;
+  for (int i = 1; i <= 1000; i++) {
+    snprintf(code, sizeof code,
+             "local big = {} for i = 1, 300 do big[i] = {i} end\n"
+             "function on_load(reloaded) assert(reloaded) state.t:fill(0) state.graph:replay() end\n"
+             "function version() return %d + (state.t[1000] - 1) + #big - 300 end", i);
+    CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, code));
+    if (i % 10 == 0) CHECK(number_of(sandbox, "version") == i);
+    OK(nib_sandbox_runtime(sandbox), nib_tick(nib_sandbox_runtime(sandbox), 100));
+    if (i < 100) { /* it has seen a few rounds of the collector */
+      if (nib_sandbox_lua_memory(sandbox) > lua_before) lua_before = nib_sandbox_lua_memory(sandbox);
+      if (heap.bytes > bytes_before) bytes_before = heap.bytes;
+    } else {
+      CHECK(nib_sandbox_lua_memory(sandbox) <= lua_before + 65536);
+      CHECK(heap.bytes <= bytes_before + 65536);
+    }
+  }
+  /* Code that fails to compile, to run or to start leaves the one before in place. */
+  const char *const bad[] = { "version = = 1", "version = nil error('run')", "function version() return -1 end while true do end",
+                              "function version() return -1 end function on_load() error('start') end",
+                              "function version() return -1 end local t = {} while true do t[#t + 1] = ('x'):rep(9999) .. #t end" };
+  const nib_status expected[] = { NIB_SCRIPT, NIB_SCRIPT, NIB_EXPIRED, NIB_SCRIPT, NIB_MEMORY };
+  for (int i = 0; i < 5; i++) {
+    CHECK_SCRIPT(expected[i], sandbox, nib_sandbox_load(sandbox, "bad", bad[i], strlen(bad[i]), i == 2 ? 20000 : 20000000));
+    CHECK(number_of(sandbox, "version") == 1000);
+  }
+  nib_sandbox_close(sandbox);
+  CHECK(heap.live == 0 && heap.bytes == 0);
+}
+
+/* ---- Cancelling ---- */
+
+struct canceller {
+  nib_sandbox *sandbox;
+  int stop;
+};
+
+/* Again and again, since a call that has not begun is not cancelled. */
+static void *cancel(void *argument) {
+  struct canceller *canceller = argument;
+  while (!__atomic_load_n(&canceller->stop, __ATOMIC_RELAXED)) {
+    nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
+    nib_sandbox_cancel(canceller->sandbox);
+  }
+  return NULL;
+}
+
+static void cancelling(void) {
+  static const char *const codes[] = {
+    "while true do end", "while true do pcall(function() while true do end end) end", "('a'):rep(16384):find('.-.-.-b')",
+    "local t = nibble.zeros(15000000) for i = 1, 250 do t:fill(i) end while true do nibble.synchronize() end",
+    "local t = nibble.zeros(15000000) while true do t:fill(1) end",
+    "coroutine.wrap(function() while true do end end)()",
+  };
+  for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+    struct canceller canceller = { create(NULL), 0 };
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, cancel, &canceller) == 0);
+    CHECK_SCRIPT(NIB_EXPIRED, canceller.sandbox, nib_sandbox_load(canceller.sandbox, "test", codes[i], strlen(codes[i]), 0));
+    CHECK(strstr(nib_sandbox_error(canceller.sandbox), "cancelled"));
+    __atomic_store_n(&canceller.stop, 1, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    CHECK_SCRIPT(NIB_OK, canceller.sandbox, LOAD(canceller.sandbox, "assert(nibble.tensor(1):item() == 1)"));
+    nib_sandbox_close(canceller.sandbox);
+  }
+}
+
+/* ---- Failing memory ---- */
+
+static void failing_memory(void) {
+  static const char code[] = "state.t = nibble.tensor({1, 2, 3}) local s = ('x'):rep(100):gsub('x', {x = 'yy'})\n"
+                             "state.g = nibble.stream():capture(function() state.t:fill(1) end)\n"
+                             "function go(a, b) local c = coroutine.wrap(function() return load('return ' .. a)() end)\n"
+                             "  state.g:replay() return c() + b, string.format('%s %d', state.t, 1), setmetatable({}, {}) end";
+  int failures = 0;
+  long n = 1;
+  for (;; n++) {
+    struct heap heap = { .fail_at = n };
+    int numbers[4] = { 3, 4, 0, 0 };
+    nib_config runtime = { .allocate = allocate, .user = &heap, .threads = 1 };
+    nib_sandbox *sandbox = NULL;
+    nib_status status = nib_sandbox_create(&(nib_sandbox_config){ .runtime = &runtime }, &sandbox);
+    CHECK(status == NIB_OK || (status == NIB_MEMORY && !sandbox));
+    if (status == NIB_OK) {
+      status = LOAD(sandbox, code);
+      if (status == NIB_OK) status = nib_sandbox_call(sandbox, "go", &(nib_sandbox_values){ two_numbers, take_sum, numbers }, 0);
+      /* The module's own errors about memory are the script's. */
+      CHECK(status == NIB_OK || status == NIB_MEMORY || status == NIB_SCRIPT);
+      if (status == NIB_OK) CHECK(numbers[3] == 7);
+      bool all = heap.calls < n;
+      heap.fail_at = 0;
+      CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "assert(#('x'):rep(10) == 10)"));
+      nib_sandbox_close(sandbox);
+      if (all) {
+        CHECK(heap.live == 0);
+        break;
+      }
+    }
+    failures += status != NIB_OK;
+    CHECK(heap.live == 0 && heap.bytes == 0);
+  }
+  CHECK(failures > n / 2 && n > 300);
+}
+
+/* ---- Several at once ---- */
+
+static void *many(void *unused) {
+  (void)unused;
+  for (int i = 0; i < 20; i++) {
+    nib_sandbox *sandboxes[3];
+    for (int k = 0; k < 3; k++) sandboxes[k] = create(&(nib_sandbox_config){ .lua_memory = 1 << 20 });
+    for (int k = 0; k < 3; k++) {
+      char code[200];
+      snprintf(code, sizeof code, "state.x = nibble.full(1000, %d) string = nil x = (x or 0) + 1 function get() return state.x[1] + x end", k);
+      CHECK_SCRIPT(NIB_OK, sandboxes[k], LOAD(sandboxes[k], code));
+    }
+    for (int k = 0; k < 3; k++) CHECK(number_of(sandboxes[k], "get") == k + 1);
+    for (int k = 0; k < 3; k++) nib_sandbox_close(sandboxes[k]);
+  }
+  return NULL;
+}
+
+int main(void) {
+  calls();
+  extensions();
+  reloading();
+  cancelling();
+  failing_memory();
+  many(NULL);
+  long before = resident();
+  pthread_t threads[2];
+  for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, many, NULL) == 0);
+  for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+  for (int i = 0; i < 3; i++) many(NULL);
+  CHECK(resident() - before < 4 << 20 || getenv("ASAN_OPTIONS"));
+  return 0;
+}
