@@ -296,6 +296,24 @@ describe("a trace that is executed again", function()
     assert.equal(pool.kv_cache_sf[2]:bytes(), got["kv_cache_sf (V)"])
   end)
 
+  it("writes again what went into tensors in use, through storages that are gone when the recorder looks #quick", function()
+    local run = record(function()
+      local pool = pages.caches { num_pages = 8, page_size = 4, num_kv_heads = 2, head_dim = 64 }
+      local k, slots = nibble.zeros(2, 2, 64, { dtype = "bfloat16" }), nibble.tensor({ 0, 1 }, { dtype = "int32" })
+      local function put() append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, 1, 1) end
+      for i = 1, 40 do
+        put()
+        slots[1] = i % 16
+        put()
+        slots:copy(nibble.tensor({ i % 16, 16 + i % 16 }, { dtype = "int64", device = "cpu" })) -- converted where it arrives
+        nibble.synchronize()
+      end
+    end)
+    local result = replay(run)
+    assert.same({}, result.differences)
+    assert.equal(160, result.compared)
+  end)
+
   it("reports content faults apart #quick", function()
     local run = record(function()
       mla.dequantize_cache(nibble.zeros(2, 4, 384, { dtype = "uint8" }), nibble.tensor { 8 })
