@@ -137,6 +137,13 @@ const char *nib_lua_text(lua_State *L, const char *operation, const char *parame
   return text;
 }
 
+bool nib_lua_is_function(lua_State *L, int index) {
+  if (lua_type(L, index) == LUA_TFUNCTION) return true;
+  if (luaL_getmetafield(L, index, "__call") == LUA_TNIL) return false;
+  lua_pop(L, 1);
+  return true;
+}
+
 /* ---- Lists of integers ------------------------------------------------------------------------------------------- */
 
 static void check_count(lua_State *L, const char *operation, const char *parameter, lua_Unsigned count) {

@@ -22,6 +22,8 @@ nib_number nib_lua_number(lua_State *L, const char *operation, const char *param
 nib_number nib_lua_element(lua_State *L, const char *operation, const char *parameter, int index, nib_dtype dtype);
 /* A string without zero bytes. */
 const char *nib_lua_text(lua_State *L, const char *operation, const char *parameter, int index);
+/* A function, or what can be called like one: functions of a host's other languages come as userdata with __call. */
+bool nib_lua_is_function(lua_State *L, int index);
 
 /* Integers: those at first..last, or those in one table at `first`. Returns how many. */
 int32_t nib_lua_integers(lua_State *L, const char *operation, const char *parameter, int first, int last, int64_t *out);

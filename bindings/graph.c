@@ -48,7 +48,7 @@ static nib_capture_mode mode_option(lua_State *L, const char *operation, int ind
 
 int nib_lua_stream_capture(lua_State *L) {
   nib_lua_check(L, "stream:capture", "self", 1, NIB_LUA_STREAM);
-  if (lua_type(L, 2) != LUA_TFUNCTION) nib_lua_expected(L, "stream:capture", "fn", 2, "a function");
+  if (!nib_lua_is_function(L, 2)) nib_lua_expected(L, "stream:capture", "fn", 2, "a function");
   nib_capture_mode mode = mode_option(L, "stream:capture", 3);
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_GRAPH);
   lua_pushvalue(L, 1);
@@ -70,7 +70,7 @@ static int graph_replay(lua_State *L) {
 
 static int graph_update(lua_State *L) {
   nib_graph *graph = check_graph(L, "graph:update");
-  if (lua_type(L, 2) != LUA_TFUNCTION) nib_lua_expected(L, "graph:update", "fn", 2, "a function");
+  if (!nib_lua_is_function(L, 2)) nib_lua_expected(L, "graph:update", "fn", 2, "a function");
   lua_settop(L, 2);
   lua_getiuservalue(L, 1, 1);
   const nib_lua_object *stream = nib_lua_test(L, 3, NIB_LUA_STREAM);

@@ -193,7 +193,7 @@ static int check_faults(lua_State *L) { return synchronize_device(L, "check_faul
 static int range(lua_State *L) {
   nib_runtime *runtime = nib_lua_runtime(L, "range");
   const char *name = nib_lua_text(L, "range", "name", 1);
-  if (lua_type(L, 2) != LUA_TFUNCTION) nib_lua_expected(L, "range", "fn", 2, "a function");
+  if (!nib_lua_is_function(L, 2)) nib_lua_expected(L, "range", "fn", 2, "a function");
   nib_range_push(runtime, name);
   int status = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 0);
   nib_range_pop(runtime);

@@ -262,7 +262,7 @@ int nib_lua_observe(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
   nib_runtime *runtime = nib_lua_runtime(L, "observe");
   lua_settop(L, 2);
-  if (!lua_isnil(L, 1) && lua_type(L, 1) != LUA_TFUNCTION) nib_lua_expected(L, "observe", "fn", 1, "a function or nil");
+  if (!lua_isnil(L, 1) && !nib_lua_is_function(L, 1)) nib_lua_expected(L, "observe", "fn", 1, "a function or nil");
   const char *name = lua_isnil(L, 2) ? "" : nib_lua_text(L, "observe", "name", 2);
   lua_newtable(L);
   lua_Integer count = 0;

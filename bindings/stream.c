@@ -89,7 +89,7 @@ int nib_lua_new_stream(lua_State *L) {
 
 static int stream_scope(lua_State *L) {
   check_stream(L, "stream:scope");
-  if (lua_type(L, 2) != LUA_TFUNCTION) nib_lua_expected(L, "stream:scope", "fn", 2, "a function");
+  if (!nib_lua_is_function(L, 2)) nib_lua_expected(L, "stream:scope", "fn", 2, "a function");
   nib_lua_scope scope;
   nib_lua_prepare_scope(L, 1, &scope);
   if (nib_lua_call_in_scope(L, &scope, lua_gettop(L) - 2, LUA_MULTRET) != LUA_OK) return lua_error(L);

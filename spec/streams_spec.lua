@@ -116,6 +116,26 @@ describe("scope #quick", function()
     assert.same(list, back)
   end)
 
+  it("and all else that calls a function calls what has __call, as a host's other languages bring it", function()
+    local s, t, told = nibble.stream(), nibble.zeros(2), 0
+    local callable = setmetatable({}, { __call = function(self, x) t:fill(3) return self, x end })
+    local one, two = s:scope(callable, 5)
+    assert.is_true(one == callable and two == 5)
+    one, two = nibble.range("a range", callable, 6)
+    assert.is_true(one == callable and two == 6)
+    nibble.observe(setmetatable({}, { __call = function() told = told + 1 end }))
+    local graph = s:capture(callable)
+    assert.is_true(graph:update(callable))
+    nibble.observe(nil)
+    assert.is_true(told > 0)
+    t:fill(0)
+    graph:replay()
+    assert.same({ 3, 3 }, t:totable())
+    for _, other in ipairs { setmetatable({}, {}), "", t } do
+      assert.error_matches(function() s:scope(other) end, "^stream:scope: fn: expected a function, got ")
+    end
+  end)
+
   it("nests", function()
     local a, b = nibble.stream(), nibble.stream()
     local default = nibble.current_stream()
