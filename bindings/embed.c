@@ -8,7 +8,12 @@ struct opening {
 
 static int open_shared(lua_State *L) {
   struct opening *opening = lua_touserdata(L, 1);
-  return nib_lua_open_module(L, opening->runtime, &opening->why);
+  nib_lua_open_module(L, opening->runtime, &opening->why);
+  luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE); /* for require, also that of nibble.pages and so on */
+  lua_pushvalue(L, -2);
+  lua_setfield(L, -2, "nibble");
+  lua_pop(L, 1);
+  return 1;
 }
 
 nib_status nib_lua_open(lua_State *L, nib_runtime *runtime) {

@@ -3,13 +3,13 @@
 #ifndef NIBBLE_LUA_H
 #define NIBBLE_LUA_H
 
-#include <lua.h>
-
 #include "nibble.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#include <lua.h> /* which does not say itself that it is C */
 
 /* ---- The module in a state of your own ---------------------------------------------------------------------------- */
 
@@ -19,7 +19,8 @@ NIB_API int luaopen_nibble(lua_State *L);
 
 /* The same with a runtime of the host's, which several states may share (in one thread at a time, as its documentation says).
  * Give it index_base 1, for messages. It stays as long as the state, even if the host closes it before. Raises no error: pushes
- * the module, or a message (CLOSED; MEMORY; INVALID: the state has the module with another runtime). */
+ * the module, or a message (CLOSED; MEMORY; INVALID: the state has the module with another runtime). Scripts find the module by
+ * `require "nibble"`, and those in Lua (nibble.pages ...) where package.path leads to them. */
 NIB_API nib_status nib_lua_open(lua_State *L, nib_runtime *runtime);
 
 /* Pushes another handle on a tensor, which must be of the state's runtime; the tensor at a stack index, or NULL: the state's,

@@ -90,6 +90,7 @@ static void shared_runtime(void) {
   luaL_requiref(a, "nibble", luaopen_nibble, 0);
   CHECK(lua_rawequal(a, -1, -2));
   lua_settop(a, 0);
+  run(a, "assert(require('nibble') == nibble)");
   CHECK_STATUS(NIB_INVALID, runtime, nib_lua_open(a, other));
   CHECK(lua_gettop(a) == 1 && strstr(lua_tostring(a, 1), "another"));
   lua_settop(a, 0);
