@@ -56,6 +56,7 @@ typedef struct nib_sandbox_config {
   void *user;
 } nib_sandbox_config;
 
+/* `config` may be NULL. INVALID (a negative limit, the runtime's config) or MEMORY (a small lua_memory, too); no message then. */
 NIB_API nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out);
 /* Waits for a kernel that is running. NULL is allowed. */
 NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
@@ -87,7 +88,8 @@ NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua
 /* From any thread: ends the call that is running, if one is. */
 NIB_API void nib_sandbox_cancel(nib_sandbox *sandbox);
 
-/* The script's runtime, for nib_tick between calls, and to make tensors for it; the bytes that Lua has now. */
+/* The script's runtime, for nib_tick between calls, and to make tensors for it (nib_runtime_user gives the sandbox); the bytes that
+ * Lua has now. */
 NIB_API nib_runtime *nib_sandbox_runtime(const nib_sandbox *sandbox);
 NIB_API size_t nib_sandbox_lua_memory(const nib_sandbox *sandbox);
 

@@ -1,23 +1,30 @@
 /* nibble: a small runtime for GPU-style tensors, streams, graph capture and NVFP4 KV-cache operations.
  *
- * Ownership. Every object that a function returns through an `out` pointer belongs to the caller, who gives it back with
- * the matching *_release function. Objects keep what they need alive: a tensor its storage, a graph the storages of all its
- * nodes, the runtime itself as long as objects of it exist. Releasing never blocks: memory that queued work still uses is
- * freed when that work is done (nib_tick, the next allocation, the next wait).
+ * Sections: status, runtime, devices, tensors, streams and events, graphs, operations. Then what not every host needs: files,
+ * what others have made on a GPU, kernels of your own, profiling and observing.
  *
- * Threads. A runtime and all objects of it are used by one thread at a time; the caller sees to that. Different runtimes
- * are independent; nib_set_deadline alone may be called from any thread. The runtime calls the host's functions on the thread
- * that is inside a nib_ function, except `parallel_for` and functions given to nib_stream_call, which run on its own threads.
+ * Ownership. Every object that a function returns through an `out` pointer belongs to the caller, who gives it back with the
+ * matching *_release (or _close) function, which takes NULL too. Objects keep what they need alive: a tensor its storage, a graph
+ * the storages of all its nodes, the runtime itself as long as objects of it exist. Releasing never blocks: memory that queued
+ * work still uses is freed when that work is done (nib_tick, the next allocation, the next wait). Configs, descriptors, names and
+ * shapes are read during the call alone.
  *
- * Errors. Functions that can fail return a nib_status; nib_error() then has the message, `operation: parameter: expected X,
- * got Y` where an argument is to blame. A function that fails has changed nothing. Operations are named as in Lua.
+ * Threads. A runtime and all objects of it are used by one thread at a time; the caller sees to that. Different runtimes are
+ * independent; nib_set_deadline alone may be called from any thread. The runtime calls the host's functions on the thread that
+ * is inside a nib_ function, except `parallel_for` and functions given to nib_stream_call, which run on its own threads.
  *
- * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait:
- * negative waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only
- * where they say so (with two devices: nib_tensor_copy, nib_stream_wait, nib_graph_replay), and in two cases: a stream of the
- * CPU whose queue is full (256 pieces of work) makes the next one wait for room, and a tensor for which there is no memory
- * waits for queued work that holds some. So a function given to nib_stream_call must not depend on what the thread that uses
- * the runtime does next. nib_set_deadline bounds all waits.
+ * Errors. Functions that can fail return a nib_status; nib_error() then has the message, `operation: parameter: expected X, got Y`
+ * where an argument is to blame. A function that fails has changed nothing. Operations are named as in Lua. What goes wrong in
+ * queued work is reported once, by the next wait: FAULT for contents that an operation refused, by any wait on the device; STREAM
+ * for a function of nib_stream_call, by a wait on its stream, on one of its events, on a tensor or on the device.
+ *
+ * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait: negative
+ * waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only where they say
+ * so (with two devices: nib_tensor_copy, nib_stream_wait, nib_graph_replay), and in two cases: a stream of the CPU whose queue is
+ * full (256 pieces of work) makes the next one wait for room, and a tensor for which there is no memory waits for queued work that
+ * holds some. So a function given to nib_stream_call must not depend on what the thread that uses the runtime does next.
+ * nib_set_deadline bounds all waits. nib_*_synchronize, nib_tensor_wait, all that reads elements, and what says so are refused
+ * (CAPTURING) while the device captures.
  *
  * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name says bytes. */
 #ifndef NIBBLE_H
@@ -116,11 +123,10 @@ NIB_API const char *nib_version(void);
 /* Creates a runtime. `config` may be NULL. Fails with INVALID (ABI version, sizes) or MEMORY; there is no message then. */
 NIB_API nib_status nib_runtime_create(const nib_config *config, nib_runtime **out);
 
-/* Ends an open capture, waits for what is running (kernels that have not begun are dropped, once all
- * functions given to nib_stream_call have run; a semaphore that nobody signals is waited for too), joins the runtime's threads and
- * frees all memory of tensors, but for what other frameworks still have (nib_tensor_to_dlpack). Objects that are
- * still there can only be released, every other call on them returns CLOSED. In a child process after fork it does nothing.
- * NULL is allowed. */
+/* Ends an open capture, waits for what is running (kernels that have not begun are dropped, once all functions given to
+ * nib_stream_call have run; a semaphore that nobody signals is waited for too), joins the runtime's threads and frees all memory
+ * of tensors, but for what other frameworks still have (nib_tensor_to_dlpack). Objects that are still there can only be released,
+ * every other call on them returns CLOSED. In a child process after fork it does nothing. */
 NIB_API void nib_runtime_close(nib_runtime *runtime);
 
 /* The message of the last call on this runtime that failed; "" if none did. Valid until the next call. */
@@ -135,11 +141,6 @@ NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
  * tensors any longer, whatever its own timeout: it returns TIMEOUT, and has changed nothing. From any thread: an earlier
  * deadline interrupts what another thread waits for, if that began with one. */
 NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);
-
-/* A named range on the calling thread's line in a profiler (NVTX); nothing where neither libnvtx3interop nor libnvToolsExt is
- * on the machine. */
-NIB_API void nib_range_push(nib_runtime *runtime, const char *name);
-NIB_API void nib_range_pop(nib_runtime *runtime);
 
 /* ---- Devices ------------------------------------------------------------------------------------------------------- */
 
@@ -164,23 +165,17 @@ NIB_API int32_t nib_device_count(const nib_runtime *runtime);
 NIB_API nib_device *nib_device_at(nib_runtime *runtime, int32_t index);
 NIB_API const nib_device_info *nib_device_get_info(const nib_device *device);
 
-/* The available device of that name. UNAVAILABLE, with the reason as the message, otherwise. */
+/* The device of that name. UNAVAILABLE, with the reason as the message, if it is not. */
 NIB_API nib_status nib_device_find(nib_runtime *runtime, const char *name, nib_device **out);
-/* The available GPU with that UUID. UNAVAILABLE if there is none. */
-NIB_API nib_status nib_device_find_uuid(nib_runtime *runtime, const uint8_t uuid[16], nib_device **out);
-/* The best available device. Always succeeds, as the CPU is always there. */
+/* The best available one; there is always the CPU. */
 NIB_API nib_device *nib_device_best(nib_runtime *runtime);
 
 NIB_API nib_runtime *nib_device_runtime(const nib_device *device);
-/* The device uses this CUcontext of the host's instead of its GPU's primary one. Before the device is used; the host keeps it
- * until the runtime is closed. INVALID when it is no context of this GPU, STATE when it comes too late. */
-NIB_API nib_status nib_device_use_context(nib_device *device, void *context);
 /* Never released. NULL only when a GPU cannot be opened (nib_error tells why). */
 NIB_API nib_stream *nib_device_default_stream(nib_device *device);
 NIB_API nib_memory_info nib_device_memory(nib_device *device);
 NIB_API bool nib_device_is_capturing(const nib_device *device);
-
-/* Waits for all streams of the device. Reports (once) a stream's error or a content fault. Refused during a capture. */
+/* Waits for all streams of the device. */
 NIB_API nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us);
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------------- */
@@ -225,7 +220,7 @@ NIB_API nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_
  * be used. Memory that is given back is kept for later tensors until it is needed or the runtime closes. */
 NIB_API nib_status nib_tensor_create_pinned(nib_runtime *runtime, nib_dtype dtype, int32_t ndim, const int64_t *shape,
                                             nib_tensor **out);
-NIB_API void nib_tensor_release(nib_tensor *tensor); /* NULL is allowed */
+NIB_API void nib_tensor_release(nib_tensor *tensor);
 
 NIB_API nib_device *nib_tensor_device(const nib_tensor *tensor);
 NIB_API nib_dtype nib_tensor_dtype(const nib_tensor *tensor);
@@ -284,22 +279,20 @@ NIB_API nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib
 NIB_API nib_status nib_tensor_random_normal(nib_stream *stream, nib_tensor *tensor, uint64_t seed);
 NIB_API nib_status nib_tensor_random_integer(nib_stream *stream, nib_tensor *tensor, uint64_t seed, int64_t low, int64_t high);
 NIB_API nib_status nib_tensor_random_permutation(nib_stream *stream, nib_tensor *tensor, uint64_t seed);
-/* The elements, row-major, from `bytes` bytes of host memory (exactly the tensor's size); the memory is free again on
- * return. Refused during a capture on the device. */
+/* The elements, row-major, from `bytes` bytes of host memory (exactly the tensor's size). Refused during a capture. */
 NIB_API nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *data, size_t bytes);
 
-/* Waits until everything that was queued to write this tensor's storage is done. Reports (once) a stream's error or a
- * content fault of the device. Refused during a capture. */
+/* Waits until all that was queued to write this tensor's storage is done. */
 NIB_API nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us);
-/* nib_tensor_wait, then the elements, row-major, into `bytes` bytes of host memory (exactly the tensor's size). */
+/* nib_tensor_wait, then the other way round. */
 NIB_API nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes, int64_t timeout_us);
 
-/* Comparisons; they wait like nib_tensor_read and work across devices. */
+/* Comparisons wait like nib_tensor_read and work across devices; but for nib_tensor_equal, shapes must agree. */
 /* Same shape, dtype and bits. */
 NIB_API nib_status nib_tensor_equal(nib_tensor *a, nib_tensor *b, bool *out);
-/* |a-b| <= atol + rtol*|b| in float64. Shapes must agree. */
+/* |a-b| <= atol + rtol*|b| in float64. */
 NIB_API nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double atol, bool equal_nan, bool *out);
-/* Largest |a-b| in float64, NaN if any is, and its first flat row-major index (-1 when empty). Shapes must agree. */
+/* Largest |a-b| in float64, NaN if any is, and its first flat row-major index (-1 when empty). */
 NIB_API nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int64_t *index);
 /* Largest |x| over the elements that are not NaN, 0 for none. */
 NIB_API nib_status nib_tensor_amax(nib_tensor *tensor, double *out);
@@ -310,9 +303,170 @@ NIB_API nib_number nib_element_to_number(nib_dtype dtype, const void *element);
  * even; float8_e4m3fn saturates. */
 NIB_API bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element);
 
+/* ---- Streams and events -------------------------------------------------------------------------------------------- */
+
+/* priority: negative is high, 0 normal; a hint (without effect on the CPU). */
+NIB_API nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **out);
+/* Its queued work still runs. A default stream is left as it is. */
+NIB_API void nib_stream_release(nib_stream *stream);
+NIB_API nib_device *nib_stream_device(const nib_stream *stream);
+NIB_API uint64_t nib_stream_id(const nib_stream *stream); /* for messages; unique in its runtime */
+NIB_API bool nib_stream_is_capturing(const nib_stream *stream);
+/* Waits for the stream's work. */
+NIB_API nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us);
+/* Queues a host function. It runs on a thread of the runtime and must not call nib_ functions. A result other than NIB_OK
+ * becomes the stream's error; later work runs all the same. Refused during a capture. */
+NIB_API nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user), void *user);
+
+/* An event after the work queued so far. Inside a capture it is a point of the graph, good for nib_stream_wait alone. */
+NIB_API nib_status nib_event_record(nib_stream *stream, nib_event **out);
+NIB_API void nib_event_release(nib_event *event);
+NIB_API nib_device *nib_event_device(const nib_event *event);
+/* Later work of the stream waits for the event. Waiting for an event of a capture on its device makes a stream join it. Where one
+ * of the two is the CPU's and the other a GPU's, the call waits for the event (nib_event_synchronize first: with a timeout). */
+NIB_API nib_status nib_stream_wait(nib_stream *stream, nib_event *event);
+NIB_API nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us);
+/* Milliseconds between two events whose work is done (TIMEOUT if it is not). */
+NIB_API nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds);
+
+/* ---- Graphs --------------------------------------------------------------------------------------------------------- */
+
+typedef enum nib_capture_mode { NIB_CAPTURE_THREAD_LOCAL, NIB_CAPTURE_GLOBAL, NIB_CAPTURE_RELAXED } nib_capture_mode;
+
+/* The modes say what the driver refuses meanwhile, as CUDA's do; they mean the same on the CPU.
+ * From here to nib_capture_end work on the stream, and on streams that join it by events, is recorded instead of done. One
+ * capture at a time on a device. */
+NIB_API nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode);
+/* Ends the capture that began on this stream. *graph is read: NULL makes a new graph (so set it to NULL before); a graph of
+ * the same device is updated, and *in_place (may be NULL) says whether nodes and dependencies were the same. A stream that
+ * joined and was not joined back fails with STATE: the capture has ended and *graph is as before. */
+NIB_API nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place);
+/* Ends the capture and forgets what was recorded. Does nothing when the stream did not begin one. */
+NIB_API void nib_capture_abort(nib_stream *stream);
+
+NIB_API void nib_graph_release(nib_graph *graph); /* queued replays still run */
+NIB_API nib_device *nib_graph_device(const nib_graph *graph);
+/* Runs the graph once as work of the stream. Waits for the CPU's queued work on pinned tensors that the graph copies. */
+NIB_API nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream);
+/* That wait alone. */
+NIB_API nib_status nib_graph_wait(nib_graph *graph, int64_t timeout_us);
+NIB_API int32_t nib_graph_node_count(const nib_graph *graph);
+NIB_API const char *nib_graph_node_name(const nib_graph *graph, int32_t node);
+/* Nodes that this one waits for, ascending; returns how many. */
+NIB_API int32_t nib_graph_node_deps(const nib_graph *graph, int32_t node, const int32_t **deps);
+/* The graph in Graphviz's language, into text[size] with a final 0; *needed is the length without it. text may be NULL. */
+NIB_API nib_status nib_graph_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
+/* The same as the driver sees it, with everything that it tells about each node; nib_graph_dot's where there is no driver. */
+NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
+
+/* ---- Operations ------------------------------------------------------------------------------------------------------
+ * Formats, arithmetic and the meaning of each parameter: README.md, "The formats". All are checked, asynchronous and
+ * capturable; descriptors are zero-initialised. Contents that they refuse (bad page indices, scales, positions ...) are
+ * skipped, and a fault. */
+
+typedef enum nib_layout { NIB_NHD, NIB_HND } nib_layout;
+
+/* A paged cache: two tensors, or one with K and V in its second dimension. */
+typedef struct nib_cache {
+  nib_tensor *k, *v;
+  nib_tensor *stacked; /* instead of k and v */
+} nib_cache;
+
+/* A global scale: a float32 tensor of one element, or (not during a capture) a positive finite number. */
+typedef struct nib_scale_source {
+  nib_tensor *tensor;
+  double value;
+} nib_scale_source;
+
+/* page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping */
+typedef struct nib_append_desc {
+  nib_tensor *append_key, *append_value; /* [rows, heads, head_dim] float16 or bfloat16 */
+  nib_tensor *slot_mapping;              /* [nnz] int32 or int64, nnz <= rows */
+  nib_cache paged_kv_cache;              /* uint8 NHD [pages, page_size, heads, head_dim/2], HND [pages, heads, page_size, ...] */
+  nib_cache kv_cache_sf;                 /* float8_e4m3fn or uint8, head_dim/16 */
+  nib_scale_source k_scale, v_scale;
+  nib_layout kv_layout;
+} nib_append_desc;
+NIB_API nib_status nib_append(nib_stream *stream, const nib_append_desc *desc);
+
+/* quantization.nvfp4_kv_materialize_fp8 */
+typedef struct nib_materialize_desc {
+  nib_tensor *k_cache, *v_cache;               /* uint8 HND [pages, heads, page_size, head_dim/2] */
+  nib_tensor *k_block_scales, *v_block_scales; /* float8_e4m3fn or uint8 [..., head_dim/16]; V's interleaved */
+  nib_tensor *block_tables;                    /* int32 [batch, columns], [batch, 2, columns] if split_kv_indices */
+  nib_tensor *seq_lens;                        /* int32 [batch] */
+  int64_t max_kv_len;
+  bool split_kv_indices;      /* uses_shared_paged_kv_idx = false */
+  nib_tensor *out;            /* contiguous float8_e4m3fn of the result's shape, or NULL: allocated */
+  nib_tensor *kv_page_indptr; /* int32 [batch + 1], or NULL */
+  int64_t num_pages;          /* with kv_page_indptr only */
+  bool has_num_pages;
+} nib_materialize_desc;
+/* Results: [num_pages+1, 2, heads, page_size, head_dim] float8_e4m3fn (another handle on `out` if that was given) and int32
+ * [batch, ceil(max_kv_len/page_size)]. */
+NIB_API nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc, nib_tensor **kv_cache_fp8,
+                                   nib_tensor **fp8_block_tables);
+
+/* quantization.nvfp4_kv_dequantize_paged */
+typedef struct nib_dequantize_desc {
+  nib_cache paged_kv_cache, kv_cache_sf;
+  nib_tensor *block_tables;        /* int32 or int64 [batch, columns] */
+  nib_tensor *seq_lens;            /* int32 [batch] */
+  nib_tensor *k_scale, *v_scale;   /* float32, one element */
+  nib_tensor *output_k, *output_v; /* contiguous float16 or bfloat16 [batch, max_seq_len, heads, head_dim] */
+  nib_layout kv_layout;
+} nib_dequantize_desc;
+NIB_API nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc);
+
+/* mla.cake_dsv4_nvfp4_rope_quantize_insert; with q NULL mla.cake_dsv4_nvfp4_kv_rope_quantize_insert */
+typedef struct nib_rope_insert_desc {
+  nib_tensor *q;             /* contiguous bfloat16 [tokens, heads, 512], or NULL */
+  nib_tensor *kv;            /* contiguous bfloat16 [tokens, 512] */
+  nib_tensor *cache;         /* uint8 [pages, page_size, 384], [pages, 1, page_size, 384] or [pages, page_size, 1, 384] */
+  nib_tensor *slot_mapping;  /* contiguous int32 or int64 [<= tokens] */
+  nib_tensor *positions;     /* contiguous int64 [tokens] */
+  nib_tensor *cos_sin_cache; /* contiguous float32 [max_position, 64] */
+  int64_t q_head_padded;     /* 0, 8, 16, 32, 64, 128 */
+  bool keep_q_unrotated;     /* apply_q_rope = false */
+  bool q_inplace;
+  int64_t compress_ratio; /* with q NULL: 1 or 2; 0 means 1 */
+} nib_rope_insert_desc;
+/* q_out (may be NULL when q is): bfloat16 [tokens, q_head_padded, 512], without heads for 0; another
+ * handle on q when in place. */
+NIB_API nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc, nib_tensor **q_out);
+
+/* quantization.swizzle_v_scales; out NULL: allocated. */
+NIB_API nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout kv_layout, bool inverse,
+                                        nib_tensor *out, nib_tensor **result);
+
+/* quantization.nvfp4_quantize_paged_kv_cache */
+typedef struct nib_quantize_cache_desc {
+  nib_tensor *k_cache, *v_cache; /* float16 or bfloat16 [pages, heads, page_size, head_dim] (HND) or NHD */
+  nib_layout kv_layout;          /* note: the Lua function's default is HND */
+  bool has_k_global_sf, has_v_global_sf;
+  nib_scale_source k_global_sf, v_global_sf;
+} nib_quantize_cache_desc;
+typedef struct nib_quantized_cache {
+  nib_tensor *k, *v;             /* uint8 */
+  nib_tensor *k_sf, *v_sf;       /* float8_e4m3fn, V's interleaved */
+  nib_tensor *k_scale, *v_scale; /* float32 [1] */
+} nib_quantized_cache;
+NIB_API nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out);
+
+/* mla.dequantize_cache: bfloat16 [n, 512] of the records in `slots` (int32 or int64 [n]). */
+NIB_API nib_status nib_mla_dequantize(nib_stream *stream, nib_tensor *cache, nib_tensor *slots, nib_tensor **rows);
+
+/* rope_table: [max_position, 64], cos | sin of position * theta^(-2p/64), float32, float16 or bfloat16. */
+NIB_API nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta, nib_dtype dtype, nib_tensor **out);
+
+/* ---- Files -------------------------------------------------------------------------------------------------------- */
+
+/* All fail with FILE when a file cannot be opened, read or written, with FORMAT when it is damaged or of another kind. `as` is
+ * another dtype of the same size for the same bits, or NIB_DTYPE_COUNT for the file's own. Loading waits for the file, saving for
+ * the tensors. */
+
 /* NumPy .npy. Loads f4 f2 f8 u1 i1 u2 i4 i8, little endian, C or Fortran order, versions 1 to 3 (f8 is rounded to float32).
- * `as`: another dtype of the same size for the same bits, or NIB_DTYPE_COUNT for the file's. FILE when it cannot be opened
- * or read, FORMAT when it is damaged or of another kind. Saves version 1.0, bfloat16 as u2, float8_e4m3fn as u1. Both wait. */
+ * Saves version 1.0, bfloat16 as u2, float8_e4m3fn as u1. */
 NIB_API nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_tensor **out);
 NIB_API nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib_dtype as, nib_tensor **out);
 NIB_API nib_status nib_npy_save(nib_tensor *tensor, const char *path);
@@ -327,65 +481,44 @@ typedef struct nib_safetensors_entry {
   int64_t shape[NIB_MAX_NDIM];
   uint64_t offset, bytes; /* in the file */
 } nib_safetensors_entry;
-/* Reads and checks the header (at most 100 MiB; at most 8 dimensions; the tensors fill the file). FILE when it cannot be opened or
- * read, FORMAT when it is damaged. */
+/* Reads and checks the header (at most 100 MiB; at most 8 dimensions; the tensors fill the file). */
 NIB_API nib_status nib_safetensors_open(nib_runtime *runtime, const char *path, nib_safetensors **out);
-NIB_API void nib_safetensors_close(nib_safetensors *file); /* NULL is allowed */
+NIB_API void nib_safetensors_close(nib_safetensors *file);
 /* Entries are in the order of their bytes. NULL for an index that is none. */
 NIB_API int32_t nib_safetensors_count(const nib_safetensors *file);
 NIB_API const nib_safetensors_entry *nib_safetensors_at(const nib_safetensors *file, int32_t index);
 /* The index of a name; with NULL, of the only tensor. INVALID, with the names in the message, if there is none. */
 NIB_API nib_status nib_safetensors_find(const nib_safetensors *file, const char *name, int32_t *index);
-/* Loads F32 F16 BF16 F8_E4M3 U8 I8 U16 I32 I64, BOOL as uint8 and F64 rounded to float32. `as`: another dtype of the same size for
- * the same bits (also of I16, U32, F8_E5M2, ...; F4 as uint8: two codes to a byte, the last dimension halved), or NIB_DTYPE_COUNT for
- * the file's. FORMAT for elements that no tensor holds. */
+/* Loads F32 F16 BF16 F8_E4M3 U8 I8 U16 I32 I64, BOOL as uint8 and F64 rounded to float32; with `as` also I16, U32, F8_E5M2, ...
+ * (F4 as uint8: two codes to a byte, the last dimension halved). FORMAT for elements that no tensor holds. */
 NIB_API nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file, int32_t index, nib_dtype as,
                                         nib_tensor **out);
-/* Names are UTF-8, each once. Waits. Every tensor's bytes lie at a multiple of its element's size; equal tensors give equal files. */
+/* Names are UTF-8, each once. Every tensor's bytes lie at a multiple of its element's size; equal tensors give equal files. */
 NIB_API nib_status nib_safetensors_save(nib_runtime *runtime, const char *path, int32_t count, const char *const *names,
                                         nib_tensor *const *tensors);
 
-/* ---- Streams and events -------------------------------------------------------------------------------------------- */
+/* ---- What others have made -----------------------------------------------------------------------------------------
+ * The host's contexts and streams, and tensors on memory that the host, another library or another API of the same GPU has made,
+ * and the way back. Nothing is copied, and such memory counts neither in nib_device_memory nor against memory_cap. The runtime
+ * orders its own work on it; what the others do is for the host to order, by waiting, by events in a stream of theirs
+ * (nib_stream_wrap), or by semaphores. */
 
-/* priority: negative is high, 0 normal; a hint (without effect on the CPU). */
-NIB_API nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **out);
+/* The available GPU with that UUID. UNAVAILABLE if there is none. */
+NIB_API nib_status nib_device_find_uuid(nib_runtime *runtime, const uint8_t uuid[16], nib_device **out);
+/* The device uses this CUcontext of the host's instead of its GPU's primary one. Before the device is used; the host keeps it
+ * until the runtime is closed. INVALID when it is no context of this GPU, STATE when it comes too late. */
+NIB_API nib_status nib_device_use_context(nib_device *device, void *context);
+
 /* A stream around a CUstream of the host's, of the device's context and none of the driver's default streams; work of both sides
  * is in one order. The handle must be good until the release (inside a capture of it, until the capture's end); it is never
  * destroyed here. INVALID for a handle that the driver does not know or that is of another context, and on the CPU. */
 NIB_API nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out);
 /* The CUstream of a stream that is not released, for work of the host's own; NULL on the CPU. */
 NIB_API void *nib_stream_handle(const nib_stream *stream);
-/* Its queued work still runs. A default stream is left as it is. */
-NIB_API void nib_stream_release(nib_stream *stream);
-NIB_API nib_device *nib_stream_device(const nib_stream *stream);
-NIB_API uint64_t nib_stream_id(const nib_stream *stream); /* for messages; unique in its runtime */
-NIB_API bool nib_stream_is_capturing(const nib_stream *stream);
-/* Waits for the stream's work. Reports (once) its error or a content fault of the device. Refused during a capture. */
-NIB_API nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us);
-/* Queues a host function. It runs on a thread of the runtime and must not call nib_ functions. A result other than NIB_OK
- * becomes the stream's error: the next wait on the stream, on one of its events, on a tensor or on the device reports
- * STREAM once; later work runs all the same. Refused during a capture. */
-NIB_API nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user), void *user);
 
-/* An event after the work queued so far. Inside a capture it is a point of the graph, good for nib_stream_wait alone. */
-NIB_API nib_status nib_event_record(nib_stream *stream, nib_event **out);
-NIB_API void nib_event_release(nib_event *event); /* NULL is allowed */
-NIB_API nib_device *nib_event_device(const nib_event *event);
-/* Later work of the stream waits for the event. Waiting for an event of a capture on its device makes a stream join it. Where one
- * of the two is the CPU's and the other a GPU's, the call waits for the event (nib_event_synchronize first: with a timeout). */
-NIB_API nib_status nib_stream_wait(nib_stream *stream, nib_event *event);
-NIB_API nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us);
-/* Milliseconds between two events whose work is done (TIMEOUT if it is not). */
-NIB_API nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseconds);
-
-/* ---- Memory and semaphores of others --------------------------------------------------------------------------------
- * Tensors on memory that the host, another library or another API of the same GPU has made, and the way back. Nothing is copied,
- * and such memory counts neither in nib_device_memory nor against memory_cap. The runtime orders its own work on it; what the
- * others do is for the host to order, by waiting, by events in a stream of theirs (nib_stream_wrap), or by semaphores. */
-
-/* Whatever the stream does so far, the work of others in its order included (a semaphore's wait, a producer's before it, the host's in
- * a wrapped stream), counts as having written the tensor: nib_tensor_read, copies and all else that waits for its writers waits for
- * that. Work of the stream itself needs it not. INVALID for a stream of another device; not during a capture. */
+/* What the stream does so far, the work of others in its order included (a semaphore's wait, a producer's before it, the host's in
+ * a wrapped stream), counts as having written the tensor: what waits for its writers (nib_tensor_read, copies) waits for that.
+ * Work of the stream itself needs it not. INVALID for a stream of another device; not during a capture. */
 NIB_API nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream);
 
 typedef struct nib_wrap_desc {
@@ -447,7 +580,7 @@ NIB_API nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *byte
 /* A timeline semaphore of a graphics API on the same GPU: Vulkan's VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT of a
  * VK_SEMAPHORE_TYPE_TIMELINE. CUDA makes none itself, so that there is none to export: the other side creates both directions'. */
 NIB_API nib_status nib_semaphore_import(nib_device *device, int fd, nib_semaphore **out);
-NIB_API void nib_semaphore_release(nib_semaphore *semaphore); /* NULL is allowed; queued waits and signals still happen */
+NIB_API void nib_semaphore_release(nib_semaphore *semaphore); /* queued waits and signals still happen */
 NIB_API nib_device *nib_semaphore_device(const nib_semaphore *semaphore);
 /* Later work of the stream waits until the semaphore's value is at least `value`; the value becomes `value`, which must be larger
  * than before, when all earlier work of the stream is done. Not during a capture: a graph's replays would repeat the value. An
@@ -455,40 +588,67 @@ NIB_API nib_device *nib_semaphore_device(const nib_semaphore *semaphore);
 NIB_API nib_status nib_semaphore_wait(nib_stream *stream, nib_semaphore *semaphore, uint64_t value);
 NIB_API nib_status nib_semaphore_signal(nib_stream *stream, nib_semaphore *semaphore, uint64_t value);
 
-/* ---- Graphs --------------------------------------------------------------------------------------------------------- */
+/* ---- Kernels of your own (CUDA devices) ------------------------------------------------------------------------------ */
 
-typedef enum nib_capture_mode { NIB_CAPTURE_THREAD_LOCAL, NIB_CAPTURE_GLOBAL, NIB_CAPTURE_RELAXED } nib_capture_mode;
+typedef struct nib_module nib_module;           /* device code: PTX, a cubin or a fatbin */
+typedef struct nib_user_kernel nib_user_kernel; /* a function in it; keeps it alive */
 
-/* The modes say what the driver refuses meanwhile, as CUDA's do; they mean the same on the CPU.
- * From here to nib_capture_end work on the stream, and on streams that join it by events, is recorded instead of done. One
- * capture at a time on a device. */
-NIB_API nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode);
-/* Ends the capture that began on this stream. *graph is read: NULL makes a new graph (so set it to NULL before); a graph of
- * the same device is updated, and *in_place (may be NULL) says whether nodes and dependencies were the same. A stream that
- * joined and was not joined back fails with STATE: the capture has ended and *graph is as before. */
-NIB_API nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place);
-/* Ends the capture and forgets what was recorded. Does nothing when the stream did not begin one. */
-NIB_API void nib_capture_abort(nib_stream *stream);
+#define NIB_MAX_ARGUMENTS 64
+#define NIB_ARGUMENT_BYTES 4096
 
-NIB_API void nib_graph_release(nib_graph *graph); /* NULL is allowed; queued replays still run */
-NIB_API nib_device *nib_graph_device(const nib_graph *graph);
-/* Runs the graph once as work of the stream. Waits for the CPU's queued work on pinned tensors that the graph copies. */
-NIB_API nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream);
-/* That wait alone. */
-NIB_API nib_status nib_graph_wait(nib_graph *graph, int64_t timeout_us);
-NIB_API int32_t nib_graph_node_count(const nib_graph *graph);
-NIB_API const char *nib_graph_node_name(const nib_graph *graph, int32_t node);
-/* Nodes that this one waits for, ascending; returns how many. */
-NIB_API int32_t nib_graph_node_deps(const nib_graph *graph, int32_t node, const int32_t **deps);
-/* The graph in Graphviz's language, into text[size] with a final 0; *needed is the length without it. text may be NULL. */
-NIB_API nib_status nib_graph_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
-/* The same as the driver sees it, with everything that it tells about each node; nib_graph_dot's where there is no driver. */
-NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
+/* Compiles CUDA C++ with NVRTC for the device. `options` go to the compiler; nibble's headers ("nvfp4.h" and what it needs) can
+ * be included. UNAVAILABLE when the device runs no user kernels or libnvrtc is not there; INVALID with the compiler's log as the
+ * message when the source does not compile. */
+NIB_API nib_status nib_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
+                               nib_module **out);
+/* Loads PTX, a cubin or a fatbin. */
+NIB_API nib_status nib_module_create(nib_device *device, const void *image, size_t bytes, nib_module **out);
+NIB_API void nib_module_release(nib_module *module); /* kernels, graphs and queued launches keep the code */
+NIB_API nib_device *nib_module_device(const nib_module *module);
+/* The kernel of that (extern "C" or mangled) name. */
+NIB_API nib_status nib_module_kernel(nib_module *module, const char *name, nib_user_kernel **out);
+NIB_API void nib_user_kernel_release(nib_user_kernel *kernel);
+NIB_API nib_device *nib_user_kernel_device(const nib_user_kernel *kernel);
+NIB_API const char *nib_user_kernel_name(const nib_user_kernel *kernel);
 
-/* ---- Observing ------------------------------------------------------------------------------------------------------
- * For checkers and tracers: a function that is told what was done, in the order in which it was done, by functions that
+typedef struct nib_kernel_attributes {
+  int32_t max_threads; /* in a block */
+  int32_t registers;   /* of a thread */
+  int32_t shared_bytes, constant_bytes, local_bytes;
+  int32_t max_dynamic_shared_bytes;
+  int32_t ptx_version, binary_version; /* 90: 9.0 */
+} nib_kernel_attributes;
+NIB_API nib_kernel_attributes nib_user_kernel_attributes(const nib_user_kernel *kernel);
+/* -1 when the driver cannot tell (before CUDA 12.4): arguments are then not checked. */
+NIB_API int32_t nib_user_kernel_param_count(const nib_user_kernel *kernel);
+NIB_API size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index);
+
+typedef struct nib_argument {
+  nib_tensor *tensor; /* its first element's address is passed; otherwise: */
+  const void *value;
+  size_t bytes;
+} nib_argument;
+
+typedef struct nib_launch_desc {
+  uint32_t grid[3], block[3]; /* >= 1 each */
+  uint32_t shared_bytes;
+  const nib_argument *arguments;
+  int32_t argument_count;
+} nib_launch_desc;
+/* Work of the stream like any operation: asynchronous, capturable; tensors count as read and written. */
+NIB_API nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc);
+
+/* ---- Profiling and observing -------------------------------------------------------------------------------------- */
+
+/* A named range on the calling thread's line in a profiler (NVTX); nothing where neither libnvtx3interop nor libnvToolsExt is
+ * on the machine. */
+NIB_API void nib_range_push(nib_runtime *runtime, const char *name);
+NIB_API void nib_range_pop(nib_runtime *runtime);
+
+/* For checkers and tracers: a function that is told what was done, in the order in which it was done, by functions that
  * succeeded. It runs inside the nib_ function, on its thread, and may call no nib_ function but those that take const pointers.
- * What it is given is valid until it returns; names are literals, but for a user's `kernel`. Accesses of the host's own, through nib_tensor_data, are not seen. */
+ * What it is given is valid until it returns; names are literals, but for a user's `kernel`. Accesses of the host's own, through
+ * nib_tensor_data, are not seen. */
 
 /* X(symbol, name): the fields that are set besides `operation` and `device` */
 #define NIB_OBSERVATION_LIST(X)                                                                                            \
@@ -558,163 +718,14 @@ typedef struct nib_observation {
 
 NIB_API const char *nib_observation_name(nib_observation_kind kind); /* "work", ... */
 /* One function for a runtime, until its end; NULL ends it. */
-NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *user, const nib_observation *observation), void *user);
+NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *user, const nib_observation *observation),
+                                 void *user);
 
 /* A look at what a storage holds, by number: the elements of a view, row-major, into `bytes` bytes (exactly its size). It waits
  * for what was queued to write the storage; no observer, and no order between streams, knows of it, and what a wait would report
  * stays to be reported. STATE when the storage is gone, CAPTURING during a capture on its device. */
 NIB_API nib_status nib_peek(nib_runtime *runtime, uint64_t storage, nib_dtype dtype, int64_t offset_bytes, int32_t ndim,
                             const int64_t *shape, const int64_t *stride, void *data, size_t bytes);
-
-/* ---- Kernels of your own (CUDA devices) ------------------------------------------------------------------------------ */
-
-typedef struct nib_module nib_module;           /* device code: PTX, a cubin or a fatbin */
-typedef struct nib_user_kernel nib_user_kernel; /* a function in it; keeps it alive */
-
-#define NIB_MAX_ARGUMENTS 64
-#define NIB_ARGUMENT_BYTES 4096
-
-/* Compiles CUDA C++ with NVRTC for the device. `options` go to the compiler; nibble's headers ("nvfp4.h" and what it needs) can
- * be included. UNAVAILABLE when the device runs no user kernels or libnvrtc is not there; INVALID with the compiler's log as the
- * message when the source does not compile. */
-NIB_API nib_status nib_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
-                               nib_module **out);
-/* Loads PTX, a cubin or a fatbin. */
-NIB_API nib_status nib_module_create(nib_device *device, const void *image, size_t bytes, nib_module **out);
-NIB_API void nib_module_release(nib_module *module); /* NULL is allowed; kernels, graphs and queued launches keep the code */
-NIB_API nib_device *nib_module_device(const nib_module *module);
-/* The kernel of that (extern "C" or mangled) name. */
-NIB_API nib_status nib_module_kernel(nib_module *module, const char *name, nib_user_kernel **out);
-NIB_API void nib_user_kernel_release(nib_user_kernel *kernel); /* NULL is allowed */
-NIB_API nib_device *nib_user_kernel_device(const nib_user_kernel *kernel);
-NIB_API const char *nib_user_kernel_name(const nib_user_kernel *kernel);
-
-typedef struct nib_kernel_attributes {
-  int32_t max_threads; /* in a block */
-  int32_t registers;   /* of a thread */
-  int32_t shared_bytes, constant_bytes, local_bytes;
-  int32_t max_dynamic_shared_bytes;
-  int32_t ptx_version, binary_version; /* 90: 9.0 */
-} nib_kernel_attributes;
-NIB_API nib_kernel_attributes nib_user_kernel_attributes(const nib_user_kernel *kernel);
-/* -1 when the driver cannot tell (before CUDA 12.4): arguments are then not checked. */
-NIB_API int32_t nib_user_kernel_param_count(const nib_user_kernel *kernel);
-NIB_API size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index);
-
-typedef struct nib_argument {
-  nib_tensor *tensor; /* its first element's address is passed; otherwise: */
-  const void *value;
-  size_t bytes;
-} nib_argument;
-
-typedef struct nib_launch_desc {
-  uint32_t grid[3], block[3]; /* >= 1 each */
-  uint32_t shared_bytes;
-  const nib_argument *arguments;
-  int32_t argument_count;
-} nib_launch_desc;
-/* Work of the stream like any operation: asynchronous, capturable; tensors count as read and written. */
-NIB_API nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc);
-
-/* ---- Operations ------------------------------------------------------------------------------------------------------
- * Formats, arithmetic and the meaning of each parameter: README.md, "The formats". All are checked, asynchronous and
- * capturable; descriptors are zero-initialised. Contents that they refuse (bad page indices, scales, positions ...) are
- * skipped and reported as a content fault by the next wait on the device. */
-
-typedef enum nib_layout { NIB_NHD, NIB_HND } nib_layout;
-
-/* A paged cache: two tensors, or one with K and V in its second dimension. */
-typedef struct nib_cache {
-  nib_tensor *k, *v;
-  nib_tensor *stacked; /* instead of k and v */
-} nib_cache;
-
-/* A global scale: a float32 tensor of one element, or (not during a capture) a positive finite number. */
-typedef struct nib_scale_source {
-  nib_tensor *tensor;
-  double value;
-} nib_scale_source;
-
-/* page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping */
-typedef struct nib_append_desc {
-  nib_tensor *append_key, *append_value; /* [rows, heads, head_dim] float16 or bfloat16 */
-  nib_tensor *slot_mapping;              /* [nnz] int32 or int64, nnz <= rows */
-  nib_cache paged_kv_cache;              /* uint8 NHD [pages, page_size, heads, head_dim/2], HND [pages, heads, page_size, ...] */
-  nib_cache kv_cache_sf;                 /* float8_e4m3fn or uint8, head_dim/16 */
-  nib_scale_source k_scale, v_scale;
-  nib_layout kv_layout;
-} nib_append_desc;
-NIB_API nib_status nib_append(nib_stream *stream, const nib_append_desc *desc);
-
-/* quantization.nvfp4_kv_materialize_fp8 */
-typedef struct nib_materialize_desc {
-  nib_tensor *k_cache, *v_cache;               /* uint8 HND [pages, heads, page_size, head_dim/2] */
-  nib_tensor *k_block_scales, *v_block_scales; /* float8_e4m3fn or uint8 [..., head_dim/16]; V's interleaved */
-  nib_tensor *block_tables;                    /* int32 [batch, columns], [batch, 2, columns] if split_kv_indices */
-  nib_tensor *seq_lens;                        /* int32 [batch] */
-  int64_t max_kv_len;
-  bool split_kv_indices;      /* uses_shared_paged_kv_idx = false */
-  nib_tensor *out;            /* contiguous float8_e4m3fn of the result's shape, or NULL: allocated */
-  nib_tensor *kv_page_indptr; /* int32 [batch + 1], or NULL */
-  int64_t num_pages;          /* with kv_page_indptr only */
-  bool has_num_pages;
-} nib_materialize_desc;
-/* Two results that the caller releases: [num_pages+1, 2, heads, page_size, head_dim] float8_e4m3fn (another handle on
- * `out` if that was given) and int32 [batch, ceil(max_kv_len/page_size)]. */
-NIB_API nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc, nib_tensor **kv_cache_fp8,
-                                   nib_tensor **fp8_block_tables);
-
-/* quantization.nvfp4_kv_dequantize_paged */
-typedef struct nib_dequantize_desc {
-  nib_cache paged_kv_cache, kv_cache_sf;
-  nib_tensor *block_tables;        /* int32 or int64 [batch, columns] */
-  nib_tensor *seq_lens;            /* int32 [batch] */
-  nib_tensor *k_scale, *v_scale;   /* float32, one element */
-  nib_tensor *output_k, *output_v; /* contiguous float16 or bfloat16 [batch, max_seq_len, heads, head_dim] */
-  nib_layout kv_layout;
-} nib_dequantize_desc;
-NIB_API nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc);
-
-/* mla.cake_dsv4_nvfp4_rope_quantize_insert; with q NULL mla.cake_dsv4_nvfp4_kv_rope_quantize_insert */
-typedef struct nib_rope_insert_desc {
-  nib_tensor *q;             /* contiguous bfloat16 [tokens, heads, 512], or NULL */
-  nib_tensor *kv;            /* contiguous bfloat16 [tokens, 512] */
-  nib_tensor *cache;         /* uint8 [pages, page_size, 384], [pages, 1, page_size, 384] or [pages, page_size, 1, 384] */
-  nib_tensor *slot_mapping;  /* contiguous int32 or int64 [<= tokens] */
-  nib_tensor *positions;     /* contiguous int64 [tokens] */
-  nib_tensor *cos_sin_cache; /* contiguous float32 [max_position, 64] */
-  int64_t q_head_padded;     /* 0, 8, 16, 32, 64, 128 */
-  bool keep_q_unrotated;     /* apply_q_rope = false */
-  bool q_inplace;
-  int64_t compress_ratio; /* with q NULL: 1 or 2; 0 means 1 */
-} nib_rope_insert_desc;
-/* q_out (may be NULL when q is; the caller releases it): bfloat16 [tokens, q_head_padded, 512], without heads for 0; another
- * handle on q when in place. */
-NIB_API nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc, nib_tensor **q_out);
-
-/* quantization.swizzle_v_scales; out NULL: allocated. The caller releases *result. */
-NIB_API nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout kv_layout, bool inverse,
-                                        nib_tensor *out, nib_tensor **result);
-
-/* quantization.nvfp4_quantize_paged_kv_cache: six results that the caller releases. */
-typedef struct nib_quantize_cache_desc {
-  nib_tensor *k_cache, *v_cache; /* float16 or bfloat16 [pages, heads, page_size, head_dim] (HND) or NHD */
-  nib_layout kv_layout;          /* note: the Lua function's default is HND */
-  bool has_k_global_sf, has_v_global_sf;
-  nib_scale_source k_global_sf, v_global_sf;
-} nib_quantize_cache_desc;
-typedef struct nib_quantized_cache {
-  nib_tensor *k, *v;             /* uint8 */
-  nib_tensor *k_sf, *v_sf;       /* float8_e4m3fn, V's interleaved */
-  nib_tensor *k_scale, *v_scale; /* float32 [1] */
-} nib_quantized_cache;
-NIB_API nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out);
-
-/* mla.dequantize_cache: bfloat16 [n, 512] of the records in `slots` (int32 or int64 [n]). The caller releases *rows. */
-NIB_API nib_status nib_mla_dequantize(nib_stream *stream, nib_tensor *cache, nib_tensor *slots, nib_tensor **rows);
-
-/* rope_table: [max_position, 64], cos | sin of position * theta^(-2p/64), float32, float16 or bfloat16. */
-NIB_API nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta, nib_dtype dtype, nib_tensor **out);
 
 #ifdef __cplusplus
 }
