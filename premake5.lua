@@ -3,7 +3,8 @@
 --   make -C build config=release           others: debug, sanitize (ASan + UBSan), threads (TSan)
 -- makes, in build/<configuration>/, libnibble.a and libnibble.so.N (the runtime), libnibble_lua.a (its Lua bindings),
 -- nibble.so (the Lua module), nibble (the command) and nibble-host (the example of a host, with a window if SDL2 is there).
---   make -C build install PREFIX=/usr/local [DESTDIR=FOLDER]       installs them (scripts/install says what goes where)
+--   make -C build install PREFIX=/usr/local [DESTDIR=FOLDER]       installs them (scripts/install says what goes where);
+--                                                                  uninstall removes them
 
 -- The GPU architectures that kernels/cuda is compiled for: machine code for these (f: and the family's later members), and
 -- PTX that a driver compiles for any other from 8.0 on.
@@ -177,9 +178,10 @@ if _ACTION == "gmake" then
   end
   -- For projects of other projects' products alone: without a source, Premake 5 skips the commands.
   write_if_changed("build/empty.c", "typedef int nib_nothing;\n")
-  -- Premake's makefiles know no `install`; make reads GNUmakefile before their Makefile.
-  write_if_changed("build/GNUmakefile", ("include Makefile\n\n.PHONY: install\ninstall: all\n" ..
-    "\t@LUA_PACKAGE='%s' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' ../scripts/install $(config)\n"):format(lua_package))
+  -- Premake's makefiles know no `install`; make reads GNUmakefile before their Makefile. PREFIX and DESTDIR go to the script in
+  -- the environment, where make puts what it was given.
+  write_if_changed("build/GNUmakefile", ("include Makefile\n\n.PHONY: install uninstall\ninstall: all\n" ..
+    "\t@LUA_PACKAGE='%s' ../scripts/install $(config)\nuninstall:\n\t@../scripts/install --uninstall\n"):format(lua_package))
   if nvcc then
     write_if_changed("build/fatbin.mk", fatbin_makefile())
   else

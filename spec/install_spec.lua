@@ -113,6 +113,21 @@ describe("the installed tree", function()
     assert.matches("^prefix=/opt/nibble\n", process.read(staged .. "/lib/pkgconfig/nibble.pc"))
   end)
 
+  it("may lie below a name with blanks and quotes, and is removed without a file left but others'", function()
+    with("cc", "pkg-config")
+    local odd = folder .. "/it's a \"prefix\""
+    make_install("PREFIX=" .. quote(odd))
+    write(odd .. "/share/nibble/mine", "")
+    local built = away([[printf '#include <nibble.h>\nint main(void) { return nib_abi_version() != NIB_ABI_VERSION; }' >odd.c &&
+      eval "cc -o odd odd.c $(pkg-config --cflags --libs nibble)" && ./odd]],
+      ("PKG_CONFIG_PATH=%s/lib/pkgconfig LD_LIBRARY_PATH=%s/lib"):format(quote(odd), quote(odd)))
+    assert.same(silence, built)
+    local removed = process.run(("make -C %s/build uninstall PREFIX=%s"):format(quote(root), quote(odd)))
+    assert.same({ 0, "" }, { removed.status, removed.stderr })
+    assert.same({ "share/nibble/mine" }, lines(process.run("cd " .. quote(odd) .. " && find * -type f -o -type l").stdout))
+    assert.is_false(exists(odd .. "/share/lua/5.4/nibble"))
+  end)
+
   it("is refused where the path is not absolute, and nothing is written", function()
     for _, variables in ipairs({ "PREFIX=here", "PREFIX=/usr DESTDIR=here" }) do
       local result = process.run(("make -C %s/build config=release install %s"):format(quote(root), variables))
