@@ -20,7 +20,7 @@ static const char usage[] =
   "       nibble FILE [ARGUMENTS]   run a script (- is standard input)\n"
   "       nibble -e CODE [ARGUMENTS]\n"
   "       nibble --check FILE ...   the same, or --check -e CODE: reports races, reads of unwritten memory and misused pages;\n"
-  "                                 status 1 when there are any (scripts/nibble/checker.lua says more)\n"
+  "                                 status 1 when there are any (nibble/checker.lua says more)\n"
   "       nibble devices            what can be computed on, and what cannot and why\n"
   "       nibble scenario list      scenarios to run and check (nibble scenario --help)\n"
   "       nibble trace FILE         what a recorded run did, for Perfetto, or once more (nibble trace --help)\n"

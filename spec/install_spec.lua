@@ -283,6 +283,14 @@ describe("the installed tree", function()
       end
       assert.is_true(names >= 8)
     end)
+
+    it("has examples that do what they say", function()
+      local page = process.read(prefix .. "/share/man/man1/nibble.1")
+      local code, line = page:match("\n%$ (nibble %-e '[^']+')"), page:match("\n%.Dl %$ (nibble scenario %a+)\n")
+      local path = ("PATH=%s/bin:$PATH"):format(prefix)
+      assert.matches("%[nibble%.tensor {4} float8_e4m3fn ", away(code, path).stdout)
+      assert.matches("\nok: [^\n]*\n$", away(line .. " --steps 2", path).stdout)
+    end)
   end)
 
   it("also comes from LuaRocks, without a network", function()
