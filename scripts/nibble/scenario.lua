@@ -108,10 +108,10 @@ function scenario.load(name)
   return checked_definition(def, name)
 end
 
---- The names of the shipped scenarios, sorted.
+--- The names of the shipped scenarios, sorted; none where they are not installed.
 ---@return string[]
 function scenario.names()
-  local names, list = {}, assert(io.popen("ls '" .. folder:gsub("'", "'\\''") .. "'"))
+  local names, list = {}, assert(io.popen("ls '" .. folder:gsub("'", "'\\''") .. "' 2>/dev/null"))
   for file in list:lines() do names[#names + 1] = file:match("^(.*)%.lua$") end
   list:close()
   return names

@@ -40,7 +40,12 @@ local function print_parameters(scenario, def)
 end
 
 local function print_list(scenario)
-  for i, name in ipairs(scenario.names()) do
+  local names = scenario.names()
+  if #names == 0 then
+    io.stderr:write("nibble scenario: none are installed here (make install brings them); files of your own run by their paths\n")
+    return 1
+  end
+  for i, name in ipairs(names) do
     local def, message = scenario.load(name)
     if not def then return misuse("%s", message) end
     print((i > 1 and "\n" or "") .. bold(name) .. ": " .. def.title)
