@@ -183,8 +183,14 @@ int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
   return left > 0 ? left : 0;
 }
 
+/* On nib_now_us's clock; the largest budgets, which hosts use for "no limit", come to its end. */
+static int64_t deadline_after(int64_t budget_us) {
+  int64_t now = nib_now_us();
+  return budget_us < INT64_MAX - now ? now + budget_us : INT64_MAX;
+}
+
 void nib_set_deadline(nib_runtime *rt, int64_t budget_us) {
-  __atomic_store_n(&rt->deadline_us, budget_us < 0 ? 0 : nib_now_us() + budget_us, __ATOMIC_RELAXED);
+  __atomic_store_n(&rt->deadline_us, budget_us < 0 ? 0 : deadline_after(budget_us), __ATOMIC_RELAXED);
 }
 
 int64_t nib_time_to_deadline(const nib_runtime *rt) {
@@ -345,7 +351,7 @@ void nib_runtime_close(nib_runtime *rt) {
 nib_status nib_tick(nib_runtime *rt, int64_t budget_us) {
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  int64_t deadline = budget_us > 0 ? nib_now_us() + budget_us : 0;
+  int64_t deadline = budget_us > 0 ? deadline_after(budget_us) : 0;
   for (int32_t i = 0; i < rt->device_count; i++)
     if (rt->devices[i].backend) nib_reap(&rt->devices[i], deadline);
   return NIB_OK;
