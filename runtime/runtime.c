@@ -241,7 +241,6 @@ static void free_memory(nib_device *device) {
 }
 
 static void close_device(nib_device *device) {
-  nib_modules_close(device);
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
     if (stream->impl) device->backend->stream_close(stream);
   device->backend->device_close(device);
@@ -340,6 +339,7 @@ void nib_runtime_close(nib_runtime *rt) {
   for (int32_t i = 0; i < count; i++)
     for (struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
       rt->lingering += needs_device(storage);
+  for (int32_t i = 0; i < count; i++) nib_modules_close(&rt->devices[i]); /* a lingering device's are not another thread's to unload */
   rt->observe = NULL; /* exports come back on any thread */
   close_devices(rt, true);
   if (rt->lingering == 0) close_devices(rt, false);

@@ -409,6 +409,26 @@ static void end(int mode) {
   CHECK(live == 0);
 }
 
+/* A module is released while the export that keeps its GPU open comes back on another thread. */
+static void end_with_module(void) {
+  static const char code[] = ".version 7.0\n.target sm_70\n.address_size 64\n";
+  nib_config config = { .allocate = allocate };
+  nib_runtime *rt;
+  nib_module *module;
+  managed *out;
+  pthread_t thread;
+  OK(NULL, nib_runtime_create(&config, &rt));
+  nib_device *device = device_of(rt);
+  nib_tensor *tensor = make(device, NIB_FLOAT32, 24);
+  OK(rt, nib_module_create(device, code, sizeof code - 1, &module));
+  OK(rt, nib_tensor_to_dlpack(tensor, -1, &out));
+  nib_tensor_release(tensor);
+  nib_runtime_close(rt);
+  CHECK(pthread_create(&thread, NULL, let_go, out) == 0);
+  nib_module_release(module);
+  CHECK(pthread_join(thread, NULL) == 0 && live == 0);
+}
+
 /* Owners that are told wait for a thread on which an export comes back, as Python's lock makes them: `while_closing`, or after it. */
 static void let_go_and_wait(void *user) { let_go_elsewhere(user); }
 
@@ -482,6 +502,7 @@ int main(void) {
   wraps(rt, device_of(rt));
   nib_runtime_close(rt);
   for (int round = 0; round < 30; round++) end(round % 2);
+  for (int round = 0; round < 30 && strcmp(device_name(), "cpu") != 0; round++) end_with_module();
   end_waiting(true);
   end_waiting(false);
   return 0;
