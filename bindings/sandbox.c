@@ -171,6 +171,7 @@ static nib_status tell_end(nib_sandbox *sandbox, const char *operation, int64_t 
 static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction function, void *argument, int64_t budget_us) {
   lua_State *L = sandbox->L;
   if (sandbox->running) return refuse(sandbox, NIB_STATE, operation, "sandbox: expected one call at a time, got one inside another");
+  if (budget_us > LONG_US) budget_us = LONG_US;
   __atomic_store_n(&sandbox->cancelled, false, __ATOMIC_RELAXED);
   nib_set_deadline(sandbox->runtime, budget_us > 0 ? budget_us : LONG_US);
   sandbox->looked_us = now_us();

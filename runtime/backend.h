@@ -38,7 +38,7 @@ struct nib_backend {
   void (*semaphore_destroy)(nib_device *device, void *semaphore);
   nib_status (*semaphore_wait)(nib_stream *stream, void *semaphore, uint64_t value);
   nib_status (*semaphore_signal)(nib_stream *stream, void *semaphore, uint64_t value);
-  /* A stream of another framework's, as DLPack numbers them, comes after what writes; NULL with host_memory. */
+  /* A stream of another framework's, as DLPack numbers them, comes after all uses; NULL with host_memory. */
   nib_status (*lead_consumer)(nib_device *device, intptr_t consumer, const struct nib_uses *uses);
 
   /* A context of the host's for device_open to use, and streams of the host's; NULL where there are none. stream_unwrap: the host

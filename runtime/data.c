@@ -185,7 +185,7 @@ static nib_status follow_uses(nib_stream *stream, nib_tensor *tensor, bool write
   struct nib_uses *uses = &tensor->storage->deferred.uses;
   for (int32_t i = 0; i < uses->count; i++) {
     nib_stream *other = uses->items[i].stream;
-    uint64_t read = uses->items[i].read, write = uses->items[i].write, ticket = writes_only || write > read ? write : read;
+    uint64_t ticket = nib_use_ticket(&uses->items[i], writes_only);
     if (other == stream || other->device->backend != stream->device->backend || other->device->backend->reached(other, ticket)) continue;
     nib_status status = other->capture ? nib_check_not_capturing(other->device, "tensor:copy") : NIB_OK;
     if (status == NIB_OK) status = stream->device->backend->follow(stream, other, ticket);
@@ -466,7 +466,7 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
   if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:wait");
   if (status != NIB_OK) return status;
   struct nib_uses *uses = &tensor->storage->deferred.uses;
-  status = nib_uses_wait_writes(device, uses, timeout_us);
+  status = nib_uses_wait(device, uses, true, timeout_us);
   if (status != NIB_OK) return status;
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:wait", .device = device, .storage = tensor->storage->id);
   status = nib_take_trouble(device, 0);
@@ -533,7 +533,7 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   nib_status status = nib_stream_create(device, 0, &idle);
   if (status == NIB_OK) status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
   if (status == NIB_OK) status = nib_tensor_copy(idle, packed, tensor);
-  if (status == NIB_OK) status = nib_uses_wait_writes(device, &packed->storage->deferred.uses, -1); /* trouble stays to be told */
+  if (status == NIB_OK) status = nib_uses_wait(device, &packed->storage->deferred.uses, true, -1); /* trouble stays to be told */
   if (status == NIB_OK) status = device->backend->download(device, data, nib_tensor_data(packed), bytes);
   nib_tensor_release(packed);
   nib_stream_release(idle);

@@ -3,8 +3,7 @@
 
 /* The streams may be of several devices: pinned memory is the CPU's and used by GPUs. */
 static bool use_is_done(const struct nib_use *use) {
-  uint64_t ticket = use->read > use->write ? use->read : use->write;
-  return use->stream->device->backend->reached(use->stream, ticket);
+  return use->stream->device->backend->reached(use->stream, nib_use_ticket(use, false));
 }
 
 bool nib_uses_idle(struct nib_uses *uses) {
@@ -96,7 +95,7 @@ void nib_drain(nib_device *device) {
       struct nib_use *use = &object->uses.items[i];
       nib_device *user = use->stream->device;
       if (!user->capture || !user->backend->captures_natively)
-        nib_wait(use->stream, use->read > use->write ? use->read : use->write, -1);
+        nib_wait(use->stream, nib_use_ticket(use, false), -1);
     }
   nib_reap(device, 0);
 }

@@ -116,13 +116,15 @@ void nib_exports_take_back(nib_runtime *rt) {
   }
 }
 
-/* What the consumer does next must come after what was queued to write the tensor. */
+/* What the consumer does next must come after all queued work on the tensor: it may write what is still to be read. */
 static nib_status order(nib_tensor *tensor, intptr_t consumer_stream) {
   nib_device *device = nib_tensor_dev(tensor);
+  struct nib_uses *uses = &tensor->storage->deferred.uses;
   if (consumer_stream == -1) return NIB_OK;
-  if (device->backend->host_memory) return nib_tensor_wait(tensor, -1);
   nib_status status = nib_check_not_capturing(device, "to_dlpack");
-  return status == NIB_OK ? device->backend->lead_consumer(device, consumer_stream, &tensor->storage->deferred.uses) : status;
+  if (status == NIB_OK && !device->backend->host_memory) return device->backend->lead_consumer(device, consumer_stream, uses);
+  if (status == NIB_OK) status = nib_tensor_wait(tensor, -1);
+  return status == NIB_OK ? nib_uses_wait(device, uses, false, -1) : status;
 }
 
 nib_status nib_tensor_to_dlpack(nib_tensor *tensor, intptr_t consumer_stream, struct DLManagedTensorVersioned **out) {

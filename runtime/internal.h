@@ -16,6 +16,11 @@ struct nib_use {
   uint64_t read, write;
 };
 
+/* The ticket behind which the stream does no more with it (or writes it no more); 0: it never did. */
+static inline uint64_t nib_use_ticket(const struct nib_use *use, bool writes_only) {
+  return writes_only || use->write > use->read ? use->write : use->read;
+}
+
 struct nib_uses {
   struct nib_use *items;
   int32_t count, capacity;
@@ -297,8 +302,8 @@ nib_status nib_check_writable(const char *operation, const char *parameter, cons
 nib_status nib_stream_open_default(nib_device *device);
 /* Waits until the stream has come to the ticket. */
 nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
-/* Waits for what writes, on any device. Refused while one of those that still do captures. */
-nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64_t timeout_us);
+/* Waits for what writes (or for all), on any device. Refused while one of those that still do captures. */
+nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us);
 /* Waits for the CPU's work on pinned memory, and for no GPU's. */
 nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64_t timeout_us);
 

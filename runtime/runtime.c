@@ -183,8 +183,14 @@ int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
   return left > 0 ? left : 0;
 }
 
+/* On nib_now_us's clock; the largest budgets, which hosts use for "no limit", come to its end. */
+static int64_t deadline_after(int64_t budget_us) {
+  int64_t now = nib_now_us();
+  return budget_us < INT64_MAX - now ? now + budget_us : INT64_MAX;
+}
+
 void nib_set_deadline(nib_runtime *rt, int64_t budget_us) {
-  __atomic_store_n(&rt->deadline_us, budget_us < 0 ? 0 : nib_now_us() + budget_us, __ATOMIC_RELAXED);
+  __atomic_store_n(&rt->deadline_us, budget_us < 0 ? 0 : deadline_after(budget_us), __ATOMIC_RELAXED);
 }
 
 int64_t nib_time_to_deadline(const nib_runtime *rt) {
@@ -235,7 +241,6 @@ static void free_memory(nib_device *device) {
 }
 
 static void close_device(nib_device *device) {
-  nib_modules_close(device);
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
     if (stream->impl) device->backend->stream_close(stream);
   device->backend->device_close(device);
@@ -334,6 +339,7 @@ void nib_runtime_close(nib_runtime *rt) {
   for (int32_t i = 0; i < count; i++)
     for (struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
       rt->lingering += needs_device(storage);
+  for (int32_t i = 0; i < count; i++) nib_modules_close(&rt->devices[i]); /* a lingering device's are not another thread's to unload */
   rt->observe = NULL; /* exports come back on any thread */
   close_devices(rt, true);
   if (rt->lingering == 0) close_devices(rt, false);
@@ -345,7 +351,7 @@ void nib_runtime_close(nib_runtime *rt) {
 nib_status nib_tick(nib_runtime *rt, int64_t budget_us) {
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  int64_t deadline = budget_us > 0 ? nib_now_us() + budget_us : 0;
+  int64_t deadline = budget_us > 0 ? deadline_after(budget_us) : 0;
   for (int32_t i = 0; i < rt->device_count; i++)
     if (rt->devices[i].backend) nib_reap(&rt->devices[i], deadline);
   return NIB_OK;

@@ -215,17 +215,18 @@ nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   return nib_take_trouble(device, stream->id);
 }
 
-nib_status nib_uses_wait_writes(nib_device *device, struct nib_uses *uses, int64_t timeout_us) {
+nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us) {
   int64_t start = uses->count ? nib_now_us() : 0;
   for (int32_t i = 0; i < uses->count; i++) {
     struct nib_use *use = &uses->items[i];
     nib_device *user = use->stream->device;
-    if (use->write == 0) continue;
-    if (user != device && !user->backend->reached(use->stream, use->write)) { /* a query or a wait could break its capture */
+    uint64_t ticket = nib_use_ticket(use, writes_only);
+    if (ticket == 0) continue;
+    if (user != device && !user->backend->reached(use->stream, ticket)) { /* a query or a wait could break its capture */
       nib_status status = nib_check_not_capturing(user, "tensor:wait");
       if (status != NIB_OK) return status;
     }
-    nib_status status = nib_wait(use->stream, use->write, nib_time_left(start, timeout_us));
+    nib_status status = nib_wait(use->stream, ticket, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
   }
   return NIB_OK;
@@ -237,7 +238,7 @@ nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64
   int64_t start = uses->count ? nib_now_us() : 0;
   for (int32_t i = 0; i < uses->count; i++) {
     struct nib_use *use = &uses->items[i];
-    uint64_t ticket = writes_only || use->write > use->read ? use->write : use->read;
+    uint64_t ticket = nib_use_ticket(use, writes_only);
     if (use->stream->device != cpu || ticket == 0) continue;
     nib_status status = nib_wait(use->stream, ticket, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;

@@ -402,6 +402,12 @@ describe("a damaged trace", function()
       [header .. '{"kind":"work","time":1,"operation":"x","stream":"1","accesses":[]}\n'] = ":2: expected an integer for stream",
       [header .. '{"kind":"work","time":1,"operation":"x","stream":1,"accesses":[{}]}\n'] = ":2: expected an access with storage",
       [header .. '{"kind":"replay","time":1,"operation":"x","stream":1,"indices":[1]}\n'] = ":2: expected indices with values",
+      [header .. '{"kind":"synchronized","time":1,"operation":"x","indices":7}\n'] = ":2: expected a table for indices",
+      [header .. '{"kind":"synchronized","time":1e300,"operation":"x"}\n'] = ":2: expected a time of less than",
+      [header .. '{"kind":"synchronized","time":1,"operation":"x","where":[]}\n'] = ":2: expected a string for where",
+      [header .. '{"kind":"host_read","time":1,"operation":"x","accesses":[{"storage":1,"offset":0,"dtype":"int32","shape":[1],' ..
+        '"stride":[1],"parameter":{}}]}\n'] = ":2: expected an access with storage",
+      ['{"trace":1,"title":{}}\n'] = ":1: expected a string for title",
     } do
       write(text)
       local run, why = trace.read(path)
@@ -414,15 +420,24 @@ describe("a damaged trace", function()
   end)
 
   it("never does more than differ, whatever is changed in it", function()
+    local values = { "null", "true", "-1", "0", "1e300", "9223372036854775807", "4611686018427387904", '"x"', "{}", "[]", "[[1]]",
+      "[1e300]", '"int64"', "[4611686018427387904, 4611686018427387904]", "0.5" }
     record(everything)
     local lines, random = lines_of(process.read(path)), pages.generator(17)
     local refused, different, same = 0, 0, 0
-    for _ = 1, 120 do
+    for _ = 1, 200 do
       local copy = table.move(lines, 1, #lines, 1, {})
       for _ = 0, random(2) do
         local at = random(#copy - 1) + 2
-        local kind = random(4)
-        if kind == 0 then table.remove(copy, at)
+        local kind = random(5)
+        if kind == 4 then -- a value of another type
+          local names = {}
+          for name in copy[at]:gmatch('"%l+":()') do names[#names + 1] = name end
+          local from = names[random(#names) + 1]
+          local rest = copy[at]:sub(from)
+          local old = rest:match("^%b[]") or rest:match("^%b{}") or rest:match('^"[^"]*"') or rest:match("^[^,}%]]+")
+          copy[at] = copy[at]:sub(1, from - 1) .. values[random(#values) + 1] .. rest:sub(#old + 1)
+        elseif kind == 0 then table.remove(copy, at)
         elseif kind == 1 then table.insert(copy, at, copy[random(#copy - 1) + 2])
         elseif kind == 2 then copy[at] = copy[at]:gsub("%d+", function(n) return random(8) == 0 and tostring(random(40)) or n end)
         else copy[at] = copy[at]:sub(1, random(#copy[at])) .. copy[at]:sub(random(#copy[at]) + 1) end
@@ -433,6 +448,7 @@ describe("a damaged trace", function()
         refused = refused + 1
       else
         assert.is_string(trace.summary(run))
+        assert(trace.chrome(run, path))
         local result = replay(run)
         if result and result.ok then same = same + 1 else different = different + 1 end
       end

@@ -117,7 +117,7 @@ static bool memory_free(nib_device *device, void *data, size_t bytes, struct nib
   if (!nib_cuda_enter(device)) return false;
   for (int32_t i = 0; i < uses->count; i++) {
     struct nib_use *use = &uses->items[i]; /* in streams of this GPU and, for copies, of others */
-    uint64_t ticket = use->read > use->write ? use->read : use->write;
+    uint64_t ticket = nib_use_ticket(use, false);
     if (nib_cuda_reached(use->stream, ticket)) continue;
     stream = cuda->frees;
     nib_cuda_follow(device, stream, use->stream, ticket);

@@ -46,7 +46,10 @@ static nib_status lead(nib_device *device, intptr_t consumer, const struct nib_u
   }
   for (int32_t i = 0; i < uses->count; i++) {
     const struct nib_use *use = &uses->items[i];
-    nib_status status = use->write > 0 ? nib_cuda_follow(device, stream, use->stream, use->write) : NIB_OK;
+    uint64_t ticket = nib_use_ticket(use, false);
+    bool captures = use->stream->capture && !nib_cuda_reached(use->stream, ticket); /* another GPU's, which an event would break */
+    nib_status status = captures ? nib_check_not_capturing(use->stream->device, "to_dlpack")
+                                 : nib_cuda_follow(device, stream, use->stream, ticket);
     if (status != NIB_OK) return status;
   }
   return NIB_OK;

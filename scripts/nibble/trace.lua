@@ -210,28 +210,49 @@ local KINDS = {
   stream_released = { "stream" },
 }
 
+-- What fields are, where there are any.
+local TYPES = {
+  { "time", "number" }, { "operation", "string" }, { "stream", "integer" }, { "event", "integer" }, { "graph", "integer" },
+  { "capture", "integer" }, { "storage", "integer" }, { "bytes", "integer" }, { "node", "integer" }, { "kernel", "string" },
+  { "where", "string" }, { "contents", "string" }, { "accesses", "table" }, { "indices", "table" }, { "attributes", "table" },
+  { "deps", "table" },
+}
+
+local function is_integers(list)
+  if type(list) ~= "table" then return false end
+  for _, value in ipairs(list) do
+    if math.type(value) ~= "integer" then return false end
+  end
+  return true
+end
+
 local function valid_access(access)
   if type(access) ~= "table" or math.type(access.storage) ~= "integer" or math.type(access.offset) ~= "integer" then return false end
   if not (numbers.floats[access.dtype] or numbers.integers[access.dtype]) then return false end
-  if type(access.shape) ~= "table" or type(access.stride) ~= "table" or #access.shape ~= #access.stride then return false end
-  for i, size in ipairs(access.shape) do
-    if math.type(size) ~= "integer" or size < 0 or math.type(access.stride[i]) ~= "integer" then return false end
+  if access.parameter ~= nil and type(access.parameter) ~= "string" then return false end
+  if not is_integers(access.shape) or not is_integers(access.stride) or #access.shape ~= #access.stride then return false end
+  for _, size in ipairs(access.shape) do
+    if size < 0 then return false end
   end
   return true
 end
 
 local function valid(o)
   if type(o) ~= "table" or o.kind == nil or not KINDS[o.kind] then return "an observation of a known kind" end
-  if type(o.time) ~= "number" or type(o.operation) ~= "string" then return "time and operation" end
-  for _, name in ipairs { "stream", "event", "graph", "capture", "storage", "bytes", "node" } do
-    if o[name] ~= nil and math.type(o[name]) ~= "integer" then return "an integer for " .. name end
+  if o.time == nil or o.operation == nil then return "time and operation" end
+  for _, field in ipairs(TYPES) do
+    local name, kind = field[1], field[2]
+    local value = o[name]
+    if value ~= nil and type(value) ~= kind and math.type(value) ~= kind then
+      return ("%s %s for %s"):format(kind == "integer" and "an" or "a", kind, name)
+    end
   end
-  if o.accesses ~= nil and type(o.accesses) ~= "table" then return "a list of accesses" end
+  if math.abs(o.time) > 1e9 then return "a time of less than 10^9 seconds" end
   for _, access in ipairs(o.accesses or {}) do
     if not valid_access(access) then return "an access with storage, offset, dtype, shape and stride" end
   end
   for _, index in ipairs(o.indices or {}) do
-    if not valid_access(index) or type(index.values) ~= "table" then return "indices with values" end
+    if not valid_access(index) or not is_integers(index.values) then return "indices with values" end
   end
   for _, name in ipairs(KINDS[o.kind]) do
     if o[name] == nil then return table.concat(KINDS[o.kind], " and ") end
@@ -252,7 +273,11 @@ function trace.read(path)
     if value == nil then
       why = why or "no value"
     elseif number == 1 then
-      if type(value) ~= "table" or value.trace ~= 1 then why = "expected a header with trace version 1" end
+      if type(value) ~= "table" or value.trace ~= 1 then
+        why = "expected a header with trace version 1"
+      elseif value.title ~= nil and type(value.title) ~= "string" then
+        why = "expected a string for title"
+      end
       result.header = value
     else
       local missing = valid(value)
@@ -293,6 +318,7 @@ function trace.pages_of(work, indices)
     if access.parameter == "cache" and #access.shape >= 3 then
       size = access.shape[2] * (#access.shape == 4 and access.shape[3] or 1) -- DeepSeek-V4's records
     end
+    if size == 0 then size = nil end
     if size and (values.slot_mapping or values.slots) then
       pages = {}
       for _, slot in ipairs(values.slot_mapping or values.slots) do
@@ -304,9 +330,9 @@ function trace.pages_of(work, indices)
       for _, other in ipairs(work.accesses) do
         if other.parameter == "block_tables" then tables = other end
       end
-      local columns = tables.shape[#tables.shape]
+      local columns = math.min(tables.shape[#tables.shape] or 0, #values.block_tables)
       local rows = #tables.shape == 3 and 2 or 1 -- a row for K and one for V
-      local row = rows == 2 and access.parameter:find("^v_") and 1 or 0
+      local row = rows == 2 and (access.parameter or ""):find("^v_") and 1 or 0
       for b, length in ipairs(values.seq_lens) do
         for j = 1, math.min(columns, (math.max(length, 0) + size - 1) // size) do
           local page = values.block_tables[((b - 1) * rows + row) * columns + j]

@@ -1,6 +1,7 @@
 /* Work is asynchronous, in order inside its stream, and independent between streams unless an event says otherwise. No
  * time is measured: a host function in the stream holds it until it is told to go on. */
 #include <pthread.h>
+#include <unistd.h>
 
 #include "host.h"
 
@@ -155,6 +156,17 @@ int main(void) {
   OK(runtime, nib_stream_synchronize(a, -1));
   CHECK_STATUS(NIB_STREAM, runtime, nib_device_synchronize(device, -1));
   OK(runtime, nib_device_synchronize(device, -1));
+
+  /* What makes a file's contents doubtful is told before the file that is there is given up. */
+  char path[] = "/tmp/async_XXXXXX", word[8] = "";
+  const char *name = "x";
+  int made = mkstemp(path);
+  CHECK(made >= 0 && write(made, "before", 6) == 6 && close(made) == 0);
+  OK(runtime, nib_stream_call(a, fail, NULL));
+  OK(runtime, nib_tensor_fill(a, x, NIB_REAL(5)));
+  CHECK_STATUS(NIB_STREAM, runtime, nib_safetensors_save(runtime, path, 1, &name, &x));
+  FILE *file = fopen(path, "rb");
+  CHECK(file && fread(word, 1, 7, file) == 6 && strcmp(word, "before") == 0 && fclose(file) == 0 && remove(path) == 0);
 
   /* An event tells nothing of the stream that has the place of its own, which was released. */
   nib_event *old = NULL, *recent = NULL;

@@ -2,6 +2,7 @@
  * seen by both sides, memory lives as long as either side needs it (also beyond the runtime, also when the other side lets go on
  * another thread), and what cannot be taken is refused with the reason. On the device of NIBBLE_DEVICE. */
 #include <pthread.h>
+#include <time.h>
 
 #include "dlpack.h"
 #include "host.h"
@@ -206,6 +207,41 @@ static void let_go_elsewhere(managed *tensor) {
   CHECK(pthread_create(&thread, NULL, let_go, tensor) == 0 && pthread_join(thread, NULL) == 0);
 }
 
+static nib_status take_time(void *user) {
+  (void)user;
+  nanosleep(&(struct timespec){ .tv_nsec = 50000000 }, NULL);
+  return NIB_OK;
+}
+
+/* What the consumer writes comes after what was queued before to read the tensor. */
+static void reads_first(nib_runtime *rt, nib_device *device) {
+  nib_stream *stream, *consumer;
+  nib_tensor *tensor = make(device, NIB_FLOAT32, 24), *kept = make(device, NIB_FLOAT32, 24);
+  managed *out;
+  float values[24];
+  OK(rt, nib_stream_create(device, 0, &stream));
+  OK(rt, nib_stream_create(device, 0, &consumer));
+  OK(rt, nib_tensor_fill(stream, tensor, NIB_INTEGER(1)));
+  OK(rt, nib_stream_synchronize(stream, -1));
+  OK(rt, nib_stream_call(stream, take_time, NULL));
+  OK(rt, nib_tensor_copy(stream, kept, tensor));
+  const bool cpu = strcmp(nib_device_get_info(device)->name, "cpu") == 0;
+  OK(rt, nib_tensor_to_dlpack(tensor, cpu ? 0 : (intptr_t)nib_stream_handle(consumer), &out));
+  if (cpu)
+    ((float *)out->tensor.data)[23] = 2;
+  else
+    OK(rt, nib_tensor_fill(consumer, tensor, NIB_INTEGER(2)));
+  OK(rt, nib_tensor_read(kept, values, sizeof values, -1));
+  CHECK(values[23] == 1);
+  OK(rt, nib_tensor_read(tensor, values, sizeof values, -1));
+  CHECK(values[23] == 2);
+  out->deleter(out);
+  nib_tensor_release(tensor);
+  nib_tensor_release(kept);
+  nib_stream_release(stream);
+  nib_stream_release(consumer);
+}
+
 static void exports(nib_runtime *rt, nib_device *device) {
   const bool cpu = strcmp(nib_device_get_info(device)->name, "cpu") == 0;
   const int64_t shape[] = { 4, 6 };
@@ -373,6 +409,26 @@ static void end(int mode) {
   CHECK(live == 0);
 }
 
+/* A module is released while the export that keeps its GPU open comes back on another thread. */
+static void end_with_module(void) {
+  static const char code[] = ".version 7.0\n.target sm_70\n.address_size 64\n";
+  nib_config config = { .allocate = allocate };
+  nib_runtime *rt;
+  nib_module *module;
+  managed *out;
+  pthread_t thread;
+  OK(NULL, nib_runtime_create(&config, &rt));
+  nib_device *device = device_of(rt);
+  nib_tensor *tensor = make(device, NIB_FLOAT32, 24);
+  OK(rt, nib_module_create(device, code, sizeof code - 1, &module));
+  OK(rt, nib_tensor_to_dlpack(tensor, -1, &out));
+  nib_tensor_release(tensor);
+  nib_runtime_close(rt);
+  CHECK(pthread_create(&thread, NULL, let_go, out) == 0);
+  nib_module_release(module);
+  CHECK(pthread_join(thread, NULL) == 0 && live == 0);
+}
+
 /* Owners that are told wait for a thread on which an export comes back, as Python's lock makes them: `while_closing`, or after it. */
 static void let_go_and_wait(void *user) { let_go_elsewhere(user); }
 
@@ -441,10 +497,12 @@ int main(void) {
   OK(NULL, nib_runtime_create(NULL, &rt));
   imports(rt, device_of(rt));
   exports(rt, device_of(rt));
+  reads_first(rt, device_of(rt));
   pinned(rt, device_of(rt));
   wraps(rt, device_of(rt));
   nib_runtime_close(rt);
   for (int round = 0; round < 30; round++) end(round % 2);
+  for (int round = 0; round < 30 && strcmp(device_name(), "cpu") != 0; round++) end_with_module();
   end_waiting(true);
   end_waiting(false);
   return 0;

@@ -78,6 +78,7 @@ static void calls(void) {
   CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function add(a, b) return a + b, a * b end text = 'x' function fail() error('so', 0) end"));
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, 100000));
   CHECK(numbers[2] == 2 && numbers[3] == 7);
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, INT64_MAX));
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &(nib_sandbox_values){ two_numbers, NULL, numbers }, 0));
   CHECK(strcmp(nib_sandbox_error(sandbox), "") == 0);
   CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "text", NULL, 0));
