@@ -37,7 +37,7 @@ local function arguments(class, method)
   return ({
     tensor = { narrow = { 1, 1, 1 }, select = { 1, 1 }, view = { 2, 2 }, permute = { 1 }, transpose = { 1, 1 },
       expand = { 4 }, as_strided = { { 1 }, { 1 } }, reinterpret = { "int32" }, copy = { o.tensor }, fill = { 1 },
-      to = { "int32" }, save = { "/nonexistent/x" }, equal = { o.tensor }, allclose = { o.tensor },
+      to = { "int32" }, save = { "/nonexistent/folder/x" }, equal = { o.tensor }, allclose = { o.tensor },
       max_error = { o.tensor } },
     stream = { scope = { function() end }, wait = { o.event }, capture = { function() end } },
     event = { elapsed = { o.event } },

@@ -210,7 +210,7 @@ describe("load #quick", function()
   end)
 
   it("gives nil and a message for a file that cannot be opened", function()
-    for _, place in ipairs({ "/nonexistent/x.npy", "", "x\n" }) do
+    for _, place in ipairs({ "/nonexistent/folder/x.npy", "", "x\n" }) do
       local t, message = nibble.load(place)
       assert.is_nil(t)
       assert.is_string(message)

@@ -126,7 +126,7 @@ describe("load and list of safetensors #quick", function()
   teardown(remove)
 
   it("give nil and a message for a file that cannot be opened", function()
-    for _, place in ipairs { "/nonexistent/x.safetensors", process.root .. "spec/nothing.safetensors" } do
+    for _, place in ipairs { "/nonexistent/folder/x.safetensors", process.root .. "spec/nothing.safetensors" } do
       for name, read in pairs { load = nibble.load, list = nibble.list } do
         local t, message = read(place)
         assert.is_nil(t)

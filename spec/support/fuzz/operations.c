@@ -112,6 +112,7 @@ static nib_tensor *make(struct input *in, const struct spec *spec) {
   repeats[tensor_count] = own(storage, tensor);
   if (one_in(in, 16) && spec->ndim > 0) { /* far more elements than memory */
     int64_t shape[NIB_MAX_NDIM], most = odd_number(in);
+    if (most > 1000 && most <= (int64_t)1 << 40) most = 1000; /* what operations take, and work on for minutes */
     for (int32_t i = 0; i < spec->ndim; i++) shape[i] = -1;
     uint32_t dim = below(in, (uint32_t)spec->ndim);
     shape[dim] = most;
