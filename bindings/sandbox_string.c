@@ -10,10 +10,12 @@
 static int string_format(lua_State *L) {
   nib_sandbox_check_arguments(L);
   if (lua_gettop(L) > MOST_FORMATTED + 1) return luaL_error(L, "expected at most %d values to 'format', got more", MOST_FORMATTED);
-  for (const char *at = luaL_checkstring(L, 1); (at = strchr(at, '%')) != NULL; at++) {
+  size_t length;
+  const char *at = luaL_checklstring(L, 1, &length), *end = at + length; /* with zeros in it, maybe */
+  for (; (at = memchr(at, '%', (size_t)(end - at))) != NULL; at++) {
     at += 1 + strspn(at + 1, "-+ #0123456789.");
+    if (at == end) break;
     if (*at == 'p') return luaL_error(L, "invalid conversion '%%p' to 'format' (a sandbox shows no addresses)");
-    if (*at == 0) break;
   }
   for (int i = 2, count = lua_gettop(L); i <= count; i++) {
     int type = lua_type(L, i);

@@ -151,7 +151,7 @@ return {
       texts[#texts + 1] = tostring(select(2, pcall(f)))
     end
     for _, text in ipairs(texts) do assert(not text:find("0x") and not text:find("%x%x%x%x%x%x"), text) end
-    for _, format in ipairs { "%p", "%5p", "%-20p", "%%%p", "%s%p" } do
+    for _, format in ipairs { "%p", "%5p", "%-20p", "%%%p", "%s%p", "\0%p", "%s\0%p" } do
       assert(not pcall(string.format, format, {}, {}), format)
     end]] },
   { "addresses of streams", [[
