@@ -62,13 +62,16 @@ static void hook(lua_State *L, lua_Debug *event) {
   (void)event;
   nib_sandbox *sandbox = nib_sandbox_of(L);
   int64_t now = now_us(), elapsed = now - sandbox->looked_us;
-  sandbox->instructions_left -= sandbox->count;
+  int64_t passed = lua_gethookcount(L); /* each coroutine has its own */
+  sandbox->instructions_left -= passed;
   sandbox->fresh = 0;
   if (sandbox->expired || is_over(sandbox, now)) expire(L);
-  int64_t count = elapsed > LOOK_US ? sandbox->count * LOOK_US / elapsed : 2 * sandbox->count;
+  int64_t count = elapsed > LOOK_US ? passed * LOOK_US / elapsed : 2 * passed;
   sandbox->count = count < 1 ? 1 : count > NIB_SANDBOX_COUNT ? NIB_SANDBOX_COUNT : (int)count;
   sandbox->looked_us = now;
-  lua_sethook(L, hook, LUA_MASKCOUNT, sandbox->count);
+  if (sandbox->count == passed) return;
+  lua_sethook(L, hook, LUA_MASKCOUNT, sandbox->count); /* walks over all open calls: that time must not ask for more looks */
+  sandbox->looked_us = now_us();
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */

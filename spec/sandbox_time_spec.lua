@@ -51,6 +51,18 @@ describe("a script that does not end", function()
     end
   end)
 
+  it("is not made slow by being deep in calls", function() -- each look at the clock once walked over all of them: minutes
+    local path = compile()
+    local file = os.tmpname()
+    local handle = assert(io.open(file, "w"))
+    handle:write("local function loop() return 1 + loop() end for _ = 1, 5 do assert(not pcall(loop)) end")
+    handle:close()
+    local result = process.run(path .. " budget_us=10000000 " .. file)
+    assert.matches("^= OK %d+ \n$", result.stdout)
+    os.remove(file)
+    os.remove(path)
+  end)
+
   it("is stopped by a count of instructions, the same way each time", function()
     local path = compile()
     local file = os.tmpname()
