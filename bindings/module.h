@@ -171,8 +171,6 @@ void nib_lua_new_class(lua_State *L, nib_lua_state *state, int state_index, nib_
                        const luaL_Reg *metamethods);
 /* Pushes an object without a handle, for the caller to fill. */
 nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class);
-/* Releases what the object holds. */
-void nib_lua_release(nib_lua_state *state, nib_lua_object *object);
 /* The object at a stack index, open or not; NULL if it is something else. */
 nib_lua_object *nib_lua_test(lua_State *L, int index, nib_lua_class class);
 /* The open object at a stack index; an error if it is something else. */
@@ -218,7 +216,6 @@ void nib_lua_copy(lua_State *L, const char *operation, nib_tensor *destination, 
 void nib_lua_wait_tensor(lua_State *L, const char *operation, nib_tensor *tensor);
 /* The view under `count` (0 or more) indices from 0, which are in range, of the first dimensions. */
 nib_status nib_lua_select(nib_tensor *tensor, int32_t count, const int64_t *indices, nib_tensor **out);
-void nib_lua_push_number(lua_State *L, nib_number number);
 int nib_lua_new_tensor(lua_State *L);
 int nib_lua_tensor_totable(lua_State *L);
 int nib_lua_tensor_item(lua_State *L);

@@ -54,7 +54,7 @@ static bool is_default_stream(const nib_lua_object *object) {
   return object->stream == nib_device_default_stream(nib_stream_device(object->stream));
 }
 
-void nib_lua_release(nib_lua_state *state, nib_lua_object *object) {
+static void release(nib_lua_state *state, nib_lua_object *object) {
   void *handle = object->handle;
   if (object->counted) state->count[object->class]--;
   object->counted = false;
@@ -88,7 +88,7 @@ static void close_object(lua_State *L, nib_lua_object *object) {
     object->closed = true;
     return;
   }
-  nib_lua_release(state, object);
+  release(state, object);
   NIB_LUA_OBSERVED(L);
 }
 
@@ -117,7 +117,7 @@ static int object_gc(lua_State *L) {
   if (object->class == NIB_LUA_STREAM && object->handle && state->runtime && is_default_stream(object)) return 0;
   state->collecting = true;
   if (state->runtime)
-    nib_lua_release(state, object);
+    release(state, object);
   else
     object->handle = NULL; /* the state has given back everything */
   state->collecting = false;

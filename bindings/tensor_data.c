@@ -4,7 +4,7 @@
 
 #include "args.h"
 
-void nib_lua_push_number(lua_State *L, nib_number number) {
+static void push_number(lua_State *L, nib_number number) {
   if (number.is_float)
     lua_pushnumber(L, number.real);
   else
@@ -161,7 +161,7 @@ static const unsigned char *push_table(lua_State *L, const nib_tensor *tensor, i
     if (dim + 1 < nib_tensor_ndim(tensor)) {
       element = push_table(L, tensor, dim + 1, element);
     } else {
-      nib_lua_push_number(L, nib_element_to_number(dtype, element));
+      push_number(L, nib_element_to_number(dtype, element));
       element += nib_dtype_bytes(dtype);
     }
     lua_rawseti(L, -2, i);
@@ -177,7 +177,7 @@ int nib_lua_tensor_totable(lua_State *L) {
   NIB_LUA_DO(L, "tensor:totable", nib_tensor_alias(self, &view->tensor));
   const unsigned char *elements = push_elements(L, "tensor:totable", view->tensor);
   if (nib_tensor_ndim(view->tensor) == 0)
-    nib_lua_push_number(L, nib_element_to_number(nib_tensor_dtype(view->tensor), elements));
+    push_number(L, nib_element_to_number(nib_tensor_dtype(view->tensor), elements));
   else
     push_table(L, view->tensor, 0, elements);
   return 1;
@@ -190,7 +190,7 @@ int nib_lua_tensor_item(lua_State *L) {
   if (nib_tensor_numel(self) != 1) return nib_lua_expected(L, "tensor:item", "self", 1, "a tensor of one element");
   nib_lua_wait_tensor(L, "tensor:item", self);
   NIB_LUA_DO(L, "tensor:item", nib_tensor_read(self, element, nib_dtype_bytes(dtype), -1));
-  nib_lua_push_number(L, nib_element_to_number(dtype, element));
+  push_number(L, nib_element_to_number(dtype, element));
   return 1;
 }
 
@@ -263,7 +263,7 @@ int nib_lua_tensor_index(lua_State *L) {
   nib_tensor_release(element);
   if (status != NIB_OK) return nib_lua_raise(L, "tensor:index", status);
   NIB_LUA_OBSERVED(L);
-  nib_lua_push_number(L, nib_element_to_number(dtype, bits));
+  push_number(L, nib_element_to_number(dtype, bits));
   return 1;
 }
 

@@ -176,7 +176,7 @@ K of slot 0 (page 0, entry 0), head 0, dimension 0 (block 0, element 0), NHD
       { { pool, { slot = 0, dim = 32 } }, "explain: dim: expected an integer 0..31, got 32" },
       { { pool, { slot = 0, kv = "Q" } }, 'explain: kv: expected "K" or "V", got Q' },
       { { pool, { slot = 0, kv_layout = "NDH" } }, 'explain: kv_layout: expected "NHD" or "HND", got NDH' },
-      { { pool, { slot = 0, dims = 3 } }, "explain: dims: expected one of .*, got an unknown option" },
+      { { pool, { slot = 0, dims = 3 } }, "explain: dims: expected one of .*[^ ], got an unknown option" },
       { { pool, { slot = 0, interleaved = true } }, "explain: interleaved: expected V, .*got K, 32 and 2" },
       { { pool, { slot = 0, input = { 1, 2 } } }, "explain: input: expected 16 numbers .* got 2 numbers" },
       { { pool, { slot = 0, global_scale = "x" } }, "explain: global_scale: expected a number" },

@@ -342,7 +342,9 @@ local OPTIONS = " slot page entry head dim kv sf kv_layout interleaved global_sc
 function explain.value(cache, opts)
   if type(opts) ~= "table" then fail("options", "a table", opts) end
   for name in pairs(opts) do
-    if not OPTIONS:find(" " .. tostring(name) .. " ", 1, true) then fail(tostring(name), "one of" .. OPTIONS, "an unknown option") end
+    if not OPTIONS:find(" " .. tostring(name) .. " ", 1, true) then
+      fail(tostring(name), "one of" .. OPTIONS:sub(1, -2), "an unknown option")
+    end
   end
   local is_record = is_tensor(cache) and opts.sf == nil
   if not is_record and type(cache) ~= "table" and not is_tensor(cache) then
