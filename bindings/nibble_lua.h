@@ -30,8 +30,9 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
 
 /* ---- Scripts that are not trusted -----------------------------------------------------------------------------------
  * A sandbox holds one script: a Lua state and a runtime of its own, so that nothing leads from one script to another or to the
- * host. The script's environment has Lua's functions without io, os, debug, package, require, and the module without load,
- * save, compile and module. A call ends at its deadline, whatever the script does, also inside pcall, coroutines and Lua's
+ * host. The script's environment has Lua's functions without io, os, debug, package, require, and the module without what
+ * reads and writes files (load, list, save), brings code (compile, module) or looks at others' work (observe, peek, check,
+ * explain). A call ends at its deadline, whatever the script does, also inside pcall, coroutines and Lua's
  * own functions; one instruction alone is not interrupted (README.md, "Scripts of strangers", has numbers). Where that is too
  * long, call from a thread of yours and go on without it: nib_sandbox_cancel.
  *
@@ -58,7 +59,8 @@ typedef struct nib_sandbox_config {
 
 /* `config` may be NULL. INVALID (a negative limit, the runtime's config) or MEMORY (a small lua_memory, too); no message then. */
 NIB_API nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out);
-/* Waits for a kernel that is running. NULL is allowed. */
+/* Waits for a kernel that is running. The host releases its tensors of the script's runtime, and exports of them, before. NULL
+ * is allowed. */
 NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
 
 /* All calls below take at most `budget_us` microseconds (0: no limit), and return
@@ -85,7 +87,8 @@ NIB_API nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *function, 
  * which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the script's hands. */
 NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user);
 
-/* From any thread: ends the call that is running, if one is. */
+/* From any thread: ends the call that is running, if one is. Between calls it makes waits of the script's runtime TIMEOUT until
+ * the next call, which starts anew. */
 NIB_API void nib_sandbox_cancel(nib_sandbox *sandbox);
 
 /* The script's runtime, for nib_tick between calls, and to make tensors for it (nib_runtime_user gives the sandbox); the bytes that
