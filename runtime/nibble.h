@@ -547,8 +547,8 @@ NIB_API nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc
 NIB_API nib_status nib_tensor_from_dlpack(nib_runtime *runtime, struct DLManagedTensorVersioned *managed, nib_tensor **out);
 /* To a framework, which calls the deleter when its own work on the memory is done. The deleter may be called on any thread, also
  * after the runtime was closed: the memory (and a GPU's context) stays until then. Before the end, the memory is free at the next
- * nib_tick or allocation; after it, at once, so that the config's `allocate` and `log` are called on that thread then, and must
- * still be there (the Lua module's own runtime has an `allocate` that ends with its state).
+ * nib_tick or allocation; after it, at once, so that the config's `allocate` and `log` are called on that thread then, perhaps
+ * on several at once, and must still be there (the Lua module's own runtime has an `allocate` that ends with its state).
  * Work that is queued already on the tensor's contents comes first: on the CPU the call waits for it, on a GPU the consumer's
  * stream does; not during a capture. `consumer_stream` is as in __dlpack__: a CUstream, 1 for the default stream or 2 for the
  * thread's own; -1, on all devices: no order. */
