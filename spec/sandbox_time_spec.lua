@@ -47,7 +47,7 @@ describe("a script that does not end", function()
     for i, overrun in ipairs(overruns) do
       assert.same({ overrun[1], "EXPIRED" }, { overrun[1], ends[i].status, ends[i].status ~= "EXPIRED" and ends[i].message or nil })
       -- A machine that is busy with other things is late, too; what was tried before took seconds, or for ever.
-      assert.is_true(ends[i].time < BUDGET + 1500000, overrun[1] .. " took " .. ends[i].time)
+      assert.is_true(ends[i].time < BUDGET + 3000000, overrun[1] .. " took " .. ends[i].time)
     end
   end)
 

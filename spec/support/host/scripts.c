@@ -6,7 +6,7 @@
 #include "host.h"
 #include "nibble_lua.h"
 
-#define LOAD(sandbox, code) nib_sandbox_load(sandbox, "test", code, strlen(code), 5000000)
+#define LOAD(sandbox, code) nib_sandbox_load(sandbox, "test", code, strlen(code), 60000000)
 #define CHECK_SCRIPT(expected, sandbox, call)                                                                                \
   do {                                                                                                                       \
     nib_status status_ = (call);                                                                                             \
@@ -76,7 +76,7 @@ static void calls(void) {
   nib_sandbox_values values = { two_numbers, take_sum, numbers };
   CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "add", &values, 0));
   CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function add(a, b) return a + b, a * b end text = 'x' function fail() error('so', 0) end"));
-  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, 100000));
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, 60000000));
   CHECK(numbers[2] == 2 && numbers[3] == 7);
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, INT64_MAX));
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &(nib_sandbox_values){ two_numbers, NULL, numbers }, 0));
@@ -160,7 +160,7 @@ static void take_number(lua_State *L, int count, void *user) {
 
 static long number_of(nib_sandbox *sandbox, const char *function) {
   long number = -1;
-  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, function, &(nib_sandbox_values){ NULL, take_number, &number }, 1000000));
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, function, &(nib_sandbox_values){ NULL, take_number, &number }, 60000000));
   return number;
 }
 
@@ -199,7 +199,7 @@ static void reloading(void) {
                               "function version() return -1 end local t = {} while true do t[#t + 1] = ('x'):rep(9999) .. #t end" };
   const nib_status expected[] = { NIB_SCRIPT, NIB_SCRIPT, NIB_EXPIRED, NIB_SCRIPT, NIB_MEMORY };
   for (int i = 0; i < 5; i++) {
-    CHECK_SCRIPT(expected[i], sandbox, nib_sandbox_load(sandbox, "bad", bad[i], strlen(bad[i]), i == 2 ? 20000 : 20000000));
+    CHECK_SCRIPT(expected[i], sandbox, nib_sandbox_load(sandbox, "bad", bad[i], strlen(bad[i]), i == 2 ? 20000 : 60000000));
     CHECK(number_of(sandbox, "version") == 1000);
   }
   nib_sandbox_close(sandbox);
