@@ -8,7 +8,7 @@
 #include <lauxlib.h>
 #include <lua.h>
 
-#include "../runtime/nibble.h"
+#include "../runtime/nibble_tools.h"
 #include "blocks.h"
 #include "nibble_lua.h"
 

@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "nibble.h"
+#include "nibble_tools.h"
 #include "../kernels/params.h"
 
 struct nib_backend;
