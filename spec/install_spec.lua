@@ -85,7 +85,8 @@ describe("the installed tree", function()
   end
 
   it("has what it should have, and nothing else", function()
-    local expected = { "bin/nibble", "include/nibble.h", "include/nibble_lua.h", "include/nibble_tools.h", "lib/libnibble.a", "lib/libnibble.so",
+    local expected = { "bin/nibble", "include/nibble.h", "include/nibble_lua.h", "include/nibble_tools.h",
+      "lib/libnibble.a", "lib/libnibble.so",
       "lib/libnibble.so.1", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
       "lib/pkgconfig/nibble.pc", "share/doc/nibble/LICENSE", "share/doc/nibble/README.md", "share/man/man1/nibble.1" }
     for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find scripts/nibble -name '*.lua'").stdout)) do
@@ -235,8 +236,8 @@ describe("the installed tree", function()
 
   it("exports what the headers declare from the library, luaopen_nibble from the module, and no other name", function()
     with("nm")
-    local declared = {}
-    for name in (process.read(prefix .. "/include/nibble.h") .. process.read(prefix .. "/include/nibble_tools.h")):gmatch("NIB_API%s[^;(]-%*?(nib_[%w_]+)%(") do
+    local declared, include = {}, prefix .. "/include/"
+    for name in (process.read(include .. "nibble.h") .. process.read(include .. "nibble_tools.h")):gmatch("NIB_API%s[^;(]-%*?(nib_[%w_]+)%(") do
       declared[#declared + 1] = name
     end
     table.sort(declared)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "nibble.h"
+#include "nibble_tools.h"
 
 #define CHECK(condition)                                                                    \
   do {                                                                                      \
