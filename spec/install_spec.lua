@@ -237,7 +237,8 @@ describe("the installed tree", function()
   it("exports what the headers declare from the library, luaopen_nibble from the module, and no other name", function()
     with("nm")
     local declared, include = {}, prefix .. "/include/"
-    for name in (process.read(include .. "nibble.h") .. process.read(include .. "nibble_tools.h")):gmatch("NIB_API%s[^;(]-%*?(nib_[%w_]+)%(") do
+    local headers = process.read(include .. "nibble.h") .. process.read(include .. "nibble_tools.h")
+    for name in headers:gmatch("NIB_API%s[^;(]-%*?(nib_[%w_]+)%(") do
       declared[#declared + 1] = name
     end
     table.sort(declared)
