@@ -245,7 +245,7 @@ int64_t nib_lua_integer_option(lua_State *L, const char *operation, int index, c
 }
 
 nib_dtype nib_lua_dtype(lua_State *L, const char *operation, const char *parameter, int index) {
-  nib_dtype dtype = NIB_DTYPE_COUNT;
+  nib_dtype dtype = NIB_DTYPE_NONE;
   if (lua_type(L, index) != LUA_TSTRING || !nib_dtype_find(lua_tostring(L, index), &dtype))
     nib_lua_expected(L, operation, parameter, index,
                      "a dtype (\"float32\", \"float16\", \"bfloat16\", \"float8_e4m3fn\", \"uint8\", \"int8\", \"uint16\", "
@@ -254,7 +254,7 @@ nib_dtype nib_lua_dtype(lua_State *L, const char *operation, const char *paramet
 }
 
 nib_dtype nib_lua_dtype_option(lua_State *L, const char *operation, int index) {
-  nib_dtype dtype = NIB_DTYPE_COUNT;
+  nib_dtype dtype = NIB_DTYPE_NONE;
   if (nib_lua_push_option(L, index, "dtype") != LUA_TNIL) dtype = nib_lua_dtype(L, operation, "dtype", -1);
   lua_pop(L, 1);
   return dtype;

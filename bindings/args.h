@@ -40,7 +40,7 @@ int nib_lua_push_option(lua_State *L, int index, const char *name);
 bool nib_lua_boolean_option(lua_State *L, const char *operation, int index, const char *name, bool otherwise);
 double nib_lua_number_option(lua_State *L, const char *operation, int index, const char *name, double otherwise);
 int64_t nib_lua_integer_option(lua_State *L, const char *operation, int index, const char *name, int64_t otherwise);
-/* The option `dtype`; NIB_DTYPE_COUNT if it is not there. */
+/* The option `dtype`; NIB_DTYPE_NONE if it is not there. */
 nib_dtype nib_lua_dtype_option(lua_State *L, const char *operation, int index);
 /* The option `device`, otherwise the default device. */
 nib_device *nib_lua_device_option(lua_State *L, const char *operation, int index);

@@ -72,7 +72,7 @@ static int push_entries(lua_State *L) {
     lua_setfield(L, -2, "name");
     lua_pushstring(L, entry->stored);
     lua_setfield(L, -2, "stored");
-    if (entry->dtype != NIB_DTYPE_COUNT) {
+    if (entry->dtype != NIB_DTYPE_NONE) {
       lua_pushstring(L, nib_dtype_name(entry->dtype));
       lua_setfield(L, -2, "dtype");
     }

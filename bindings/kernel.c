@@ -106,7 +106,7 @@ static nib_argument read_argument(lua_State *L, const nib_user_kernel *kernel, i
     return argument;
   }
   size_t wanted = nib_user_kernel_param_bytes(kernel, position);
-  nib_dtype dtype = NIB_DTYPE_COUNT;
+  nib_dtype dtype = NIB_DTYPE_NONE;
   if (lua_type(L, index) == LUA_TTABLE) {
     lua_rawgeti(L, index, 1);
     dtype = nib_lua_dtype(L, "kernel:launch", "args", lua_gettop(L));
@@ -119,15 +119,15 @@ static nib_argument read_argument(lua_State *L, const nib_user_kernel *kernel, i
   } else if (lua_type(L, index) != LUA_TNUMBER) {
     nib_lua_expected(L, "kernel:launch", "args", index, "a tensor, a number or {dtype, number}");
   } else if (lua_isinteger(L, index)) {
-    dtype = wanted == 1 ? NIB_INT8 : wanted == 4 ? NIB_INT32 : wanted == 8 ? NIB_INT64 : NIB_DTYPE_COUNT;
+    dtype = wanted == 1 ? NIB_INT8 : wanted == 4 ? NIB_INT32 : wanted == 8 ? NIB_INT64 : NIB_DTYPE_NONE;
   } else if (wanted == 8) {
     storage->d = lua_tonumber(L, index);
     argument.bytes = 8;
     return argument;
   } else {
-    dtype = wanted == 4 ? NIB_FLOAT32 : NIB_DTYPE_COUNT;
+    dtype = wanted == 4 ? NIB_FLOAT32 : NIB_DTYPE_NONE;
   }
-  if (dtype == NIB_DTYPE_COUNT)
+  if (dtype == NIB_DTYPE_NONE)
     nib_lua_argument_error(L, "kernel:launch", "args", "{dtype, number} for parameter %d, whose size alone does not tell a type, got %s",
                            (int)position + 1, nib_lua_describe(L, index));
   if (!nib_element_from_number(dtype, nib_lua_element(L, "kernel:launch", "args", index, dtype), storage))

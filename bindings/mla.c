@@ -69,7 +69,7 @@ int nib_lua_rope_table(lua_State *L) {
   double theta = nib_lua_number_option(L, "rope_table", 2, "theta", 1e4);
   nib_dtype dtype = nib_lua_dtype_option(L, "rope_table", 2);
   nib_device *device = nib_lua_device_option(L, "rope_table", 2);
-  if (dtype == NIB_DTYPE_COUNT) dtype = NIB_FLOAT32;
+  if (dtype == NIB_DTYPE_NONE) dtype = NIB_FLOAT32;
   nib_stream *stream = nib_lua_current_stream(L, "rope_table", device);
   nib_lua_object *table = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "rope_table", nib_rope_table(stream, max_position, theta, dtype, &table->tensor));

@@ -30,7 +30,7 @@ static struct make common_options(lua_State *L, const char *operation, int index
   struct make make;
   nib_lua_options(L, operation, index, allowed);
   make.dtype = nib_lua_dtype_option(L, operation, index);
-  if (make.dtype == NIB_DTYPE_COUNT) make.dtype = otherwise;
+  if (make.dtype == NIB_DTYPE_NONE) make.dtype = otherwise;
   make.device = nib_lua_place_option(L, operation, index, &make.pinned);
   return make;
 }
@@ -169,7 +169,7 @@ static struct make random_options(lua_State *L, const char *operation, int index
   struct make make;
   nib_lua_options(L, operation, index, allowed_random);
   make.dtype = nib_lua_dtype_option(L, operation, index);
-  if (make.dtype == NIB_DTYPE_COUNT) make.dtype = otherwise;
+  if (make.dtype == NIB_DTYPE_NONE) make.dtype = otherwise;
   make.device = nib_lua_place_option(L, operation, index, &make.pinned);
   nib_lua_state *state = nib_lua_get_state(L);
   bool given = nib_lua_push_option(L, index, "seed") != LUA_TNIL;
@@ -247,8 +247,8 @@ static int from_bytes(lua_State *L) {
   size_t length;
   const char *bytes = lua_tolstring(L, 1, &length);
   int32_t ndim = shape_argument(L, "from_bytes", 2, shape);
-  struct make make = common_options(L, "from_bytes", 3, NIB_DTYPE_COUNT);
-  if (make.dtype == NIB_DTYPE_COUNT) return nib_lua_argument_error(L, "from_bytes", "dtype", "the option dtype, got no value");
+  struct make make = common_options(L, "from_bytes", 3, NIB_DTYPE_NONE);
+  if (make.dtype == NIB_DTYPE_NONE) return nib_lua_argument_error(L, "from_bytes", "dtype", "the option dtype, got no value");
   uint64_t expected;
   if (count_bytes(make.dtype, ndim, shape, &expected) && expected != length)
     return nib_lua_argument_error(L, "from_bytes", "bytes", "a string of %I bytes, got %I", (LUAI_UACINT)expected,

@@ -127,7 +127,7 @@ int nib_lua_new_tensor(lua_State *L) {
   }
   lua_settop(L, 2);
   walk_data(L, &walk);
-  walk.dtype = dtype != NIB_DTYPE_COUNT ? dtype : walk.has_reals ? NIB_FLOAT32 : NIB_INT64;
+  walk.dtype = dtype != NIB_DTYPE_NONE ? dtype : walk.has_reals ? NIB_FLOAT32 : NIB_INT64;
 
   uint64_t count = 1; /* of numbers that are there: no overflow */
   for (int32_t i = 0; i < walk.ndim; i++) count *= (uint64_t)walk.shape[i];

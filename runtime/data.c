@@ -50,6 +50,7 @@ static bool integer_range(nib_dtype dtype, int64_t *low, int64_t *high) {
 }
 
 bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) {
+  if (nib_dtype_bytes(dtype) == 0) return false;
   int64_t low, high, integer;
   if (integer_range(dtype, &low, &high)) {
     if (!as_integer(number, &integer) || integer < low || integer > high) return false;

@@ -7,6 +7,8 @@
 #include "nibble_tools.h"
 #include "../kernels/params.h"
 
+#define NIB_DTYPE_COUNT (NIB_INT64 + 1) /* not in nibble.h: it grows */
+
 struct nib_backend;
 
 /* Until which ticket of a stream something is read or written; 0: never. Streams are recycled but never freed before their
@@ -275,6 +277,7 @@ void nib_exports_take_back(nib_runtime *rt); /* those that came back on other th
 nib_status nib_tensor_on(nib_device *device, const struct nib_origin *origin, nib_dtype dtype, int32_t ndim, const int64_t *shape,
                          const int64_t *stride, nib_tensor **out);
 /* Sizes that are not negative and whose product in bytes stays below 2^62, whatever order they are multiplied in. */
+nib_status nib_check_dtype(nib_runtime *rt, const char *operation, nib_dtype dtype);
 nib_status nib_check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
                            const int64_t *shape);
 /* A GPU that is in use already, otherwise the first that can be; NULL: there is none. */

@@ -44,8 +44,8 @@ extern "C" {
 #define NIB_API
 #endif
 
-#define NIB_VERSION "0.1.0"
-#define NIB_ABI_VERSION 1u
+#define NIB_VERSION "0.2.0"
+#define NIB_ABI_VERSION 2u
 #define NIB_MAX_NDIM 8
 
 typedef struct nib_runtime nib_runtime;
@@ -82,7 +82,6 @@ typedef enum nib_status {
 #define X(name, text) NIB_##name,
   NIB_STATUS_LIST(X)
 #undef X
-  NIB_STATUS_COUNT
 } nib_status;
 
 /* "OK", "TIMEOUT", ... and the text beside it; "?" for a number that is no status. */
@@ -181,6 +180,7 @@ NIB_API nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us
 /* ---- Tensors ------------------------------------------------------------------------------------------------------- */
 
 typedef enum nib_dtype {
+  NIB_DTYPE_NONE = -1,
   NIB_FLOAT32,
   NIB_FLOAT16,
   NIB_BFLOAT16,
@@ -189,13 +189,12 @@ typedef enum nib_dtype {
   NIB_INT8,
   NIB_UINT16,
   NIB_INT32,
-  NIB_INT64,
-  NIB_DTYPE_COUNT
+  NIB_INT64
 } nib_dtype;
 
-NIB_API const char *nib_dtype_name(nib_dtype dtype); /* "float32", ...; "?" for none */
+NIB_API const char *nib_dtype_name(nib_dtype dtype); /* "float32", ...; "?" for a number that is no dtype */
 NIB_API bool nib_dtype_find(const char *name, nib_dtype *out);
-NIB_API size_t nib_dtype_bytes(nib_dtype dtype);
+NIB_API size_t nib_dtype_bytes(nib_dtype dtype); /* of an element; 0 for a number that is no dtype */
 NIB_API bool nib_dtype_is_float(nib_dtype dtype);
 
 /* A number with its kind: integers survive in 64 bits. */
@@ -297,10 +296,10 @@ NIB_API nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *er
 /* Largest |x| over the elements that are not NaN, 0 for none. */
 NIB_API nib_status nib_tensor_amax(nib_tensor *tensor, double *out);
 
-/* One element's bits (as nib_tensor_read gives them) as a number. */
+/* One element's bits (as nib_tensor_read gives them) as a number; 0 for a number that is no dtype. */
 NIB_API nib_number nib_element_to_number(nib_dtype dtype, const void *element);
 /* A number as one element's bits. false: an integer dtype cannot hold it (fraction, range, NaN). Floats round to nearest
- * even; float8_e4m3fn saturates. */
+ * even; float8_e4m3fn saturates. Also for a number that is no dtype. */
 NIB_API bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element);
 
 /* ---- Streams and events -------------------------------------------------------------------------------------------- */
@@ -462,7 +461,7 @@ NIB_API nib_status nib_rope_table(nib_stream *stream, int64_t max_position, doub
 /* ---- Files -------------------------------------------------------------------------------------------------------- */
 
 /* All fail with FILE when a file cannot be opened, read or written, with FORMAT when it is damaged or of another kind. `as` is
- * another dtype of the same size for the same bits, or NIB_DTYPE_COUNT for the file's own. Loading waits for the file, saving for
+ * another dtype of the same size for the same bits, or NIB_DTYPE_NONE for the file's own. Loading waits for the file, saving for
  * the tensors. */
 
 /* NumPy .npy. Loads f4 f2 f8 u1 i1 u2 i4 i8, little endian, C or Fortran order, versions 1 to 3 (f8 is rounded to float32).
@@ -476,7 +475,7 @@ typedef struct nib_safetensors nib_safetensors;
 typedef struct nib_safetensors_entry {
   const char *name;   /* UTF-8; it and `stored` live as long as the file is open */
   const char *stored; /* the file's own name for the elements: "F32", "BF16", "F8_E4M3", "I16", ... */
-  nib_dtype dtype;    /* what they are read as; NIB_DTYPE_COUNT: nothing holds them as what they are */
+  nib_dtype dtype;    /* what they are read as; NIB_DTYPE_NONE: nothing holds them as what they are */
   int32_t ndim;
   int64_t shape[NIB_MAX_NDIM];
   uint64_t offset, bytes; /* in the file */

@@ -94,7 +94,6 @@ typedef enum nib_observation_kind {
 #define X(symbol, name) NIB_OBSERVED_##symbol,
   NIB_OBSERVATION_LIST(X)
 #undef X
-  NIB_OBSERVATION_COUNT
 } nib_observation_kind;
 
 /* A tensor that work reads or writes: all of it, or the elements that the operation's index tensors and lengths say. */

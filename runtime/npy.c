@@ -192,7 +192,7 @@ static nib_status load(nib_stream *stream, unsigned char *data, size_t bytes, ni
   if (count > have / item || count * item != have)
     return nib_fail(rt, NIB_FORMAT, "load: file: expected as many bytes of elements as the header's shape needs, got %zu", have);
   unsigned char *elements = data + start + length;
-  if (as != NIB_DTYPE_COUNT) {
+  if (as != NIB_DTYPE_NONE) {
     if (h.is_f8 || nib_dtype_bytes(as) != nib_dtype_bytes(h.dtype))
       return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s",
                       h.is_f8 ? "float64" : nib_dtype_name(h.dtype), nib_dtype_name(as));
@@ -211,15 +211,17 @@ static nib_status load(nib_stream *stream, unsigned char *data, size_t bytes, ni
   return status;
 }
 
-static nib_status check_load(nib_stream *stream) {
+static nib_status check_load(nib_stream *stream, nib_dtype as) {
   nib_status status = nib_check_stream(stream, "load");
-  return status != NIB_OK ? status : nib_check_not_capturing(stream->device, "load");
+  if (status == NIB_OK) status = nib_check_not_capturing(stream->device, "load");
+  if (status == NIB_OK && as != NIB_DTYPE_NONE) status = nib_check_dtype(stream->device->runtime, "load", as);
+  return status;
 }
 
 nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib_dtype as, nib_tensor **out) {
   nib_runtime *rt = stream->device->runtime;
   *out = NULL;
-  nib_status status = check_load(stream);
+  nib_status status = check_load(stream, as);
   if (status != NIB_OK) return status;
   void *copy = nib_allocate(rt, bytes + 1);
   if (!copy) return nib_fail_memory(rt, "load", bytes);
@@ -232,7 +234,7 @@ nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib
 nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_tensor **out) {
   nib_runtime *rt = stream->device->runtime;
   *out = NULL;
-  nib_status status = check_load(stream);
+  nib_status status = check_load(stream, as);
   if (status != NIB_OK) return status;
   uint64_t size = 0;
   int file = nib_file_open(path, &size);

@@ -7,7 +7,7 @@ const char *nib_observation_name(nib_observation_kind kind) {
     NIB_OBSERVATION_LIST(X)
 #undef X
   };
-  return (unsigned)kind < NIB_OBSERVATION_COUNT ? names[kind] : "?";
+  return (size_t)kind < sizeof names / sizeof *names ? names[kind] : "?";
 }
 
 void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib_observation *observation), void *user) {
@@ -155,6 +155,8 @@ nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t 
   nib_tensor view = { .storage = find_storage(rt, storage), .dtype = dtype, .ndim = ndim, .offset_bytes = offset_bytes };
   if (!view.storage)
     return nib_fail(rt, NIB_STATE, "peek: storage: expected one that is there, got %llu", (unsigned long long)storage);
+  status = nib_check_dtype(rt, "peek", dtype);
+  if (status != NIB_OK) return status;
   if (ndim < 0 || ndim > NIB_MAX_NDIM)
     return nib_fail(rt, NIB_INVALID, "peek: shape: expected at most %d dimensions, got %d", NIB_MAX_NDIM, (int)ndim);
   bool empty = false;

@@ -19,7 +19,7 @@ const char *nib_status_name(nib_status status) {
     NIB_STATUS_LIST(X)
 #undef X
   };
-  return (unsigned)status < NIB_STATUS_COUNT ? names[status] : "?";
+  return (size_t)status < sizeof names / sizeof *names ? names[status] : "?";
 }
 
 const char *nib_status_text(nib_status status) {
@@ -28,7 +28,7 @@ const char *nib_status_text(nib_status status) {
     NIB_STATUS_LIST(X)
 #undef X
   };
-  return (unsigned)status < NIB_STATUS_COUNT ? texts[status] : "?";
+  return (size_t)status < sizeof texts / sizeof *texts ? texts[status] : "?";
 }
 
 const char *const nib_operation_names[NIB_OPERATION_COUNT] = {

@@ -27,17 +27,17 @@ const struct nib_stored nib_stored_types[NIB_STORED_TYPES] = {
   { "I64", 64, NIB_INT64 },
   { "F64", 64, NIB_FLOAT32 }, /* rounded */
   { "BOOL", 8, NIB_UINT8 },
-  { "I16", 16, NIB_DTYPE_COUNT },
-  { "U32", 32, NIB_DTYPE_COUNT },
-  { "U64", 64, NIB_DTYPE_COUNT },
-  { "C64", 64, NIB_DTYPE_COUNT },
-  { "F8_E5M2", 8, NIB_DTYPE_COUNT },
-  { "F8_E8M0", 8, NIB_DTYPE_COUNT },
-  { "F8_E4M3FNUZ", 8, NIB_DTYPE_COUNT },
-  { "F8_E5M2FNUZ", 8, NIB_DTYPE_COUNT },
-  { "F6_E2M3", 6, NIB_DTYPE_COUNT },
-  { "F6_E3M2", 6, NIB_DTYPE_COUNT },
-  { "F4", 4, NIB_DTYPE_COUNT },
+  { "I16", 16, NIB_DTYPE_NONE },
+  { "U32", 32, NIB_DTYPE_NONE },
+  { "U64", 64, NIB_DTYPE_NONE },
+  { "C64", 64, NIB_DTYPE_NONE },
+  { "F8_E5M2", 8, NIB_DTYPE_NONE },
+  { "F8_E8M0", 8, NIB_DTYPE_NONE },
+  { "F8_E4M3FNUZ", 8, NIB_DTYPE_NONE },
+  { "F8_E5M2FNUZ", 8, NIB_DTYPE_NONE },
+  { "F6_E2M3", 6, NIB_DTYPE_NONE },
+  { "F6_E3M2", 6, NIB_DTYPE_NONE },
+  { "F4", 4, NIB_DTYPE_NONE },
 };
 
 static const struct nib_stored *find_stored(const char *name) {
@@ -361,7 +361,7 @@ static nib_status check_entries(nib_safetensors *f, uint64_t bytes) {
                       entry->name, (unsigned long long)at, (unsigned long long)bytes, (unsigned long long)entry->offset,
                       (unsigned long long)(entry->offset + entry->bytes));
     const struct nib_stored *stored = find_stored(entry->stored);
-    entry->dtype = stored ? stored->dtype : NIB_DTYPE_COUNT;
+    entry->dtype = stored ? stored->dtype : NIB_DTYPE_NONE;
     if (stored && !is_filled(entry, stored->bits))
       return nib_fail(f->rt, NIB_FORMAT, "load: file: expected \"%.100s\" to have the bytes that its shape needs in %s, got %llu",
                       entry->name, stored->name, (unsigned long long)entry->bytes);
@@ -456,15 +456,16 @@ nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file,
   *out = NULL;
   nib_status status = nib_check_stream(stream, "load");
   if (status == NIB_OK) status = nib_check_not_capturing(stream->device, "load");
+  if (status == NIB_OK && as != NIB_DTYPE_NONE) status = nib_check_dtype(rt, "load", as);
   if (status != NIB_OK) return status;
   if (index < 0 || index >= file->count || stream->device->runtime != rt)
     return nib_fail(rt, NIB_INVALID, "load: index: expected a tensor 0..%d of a file of the stream's runtime, got %d",
                     (int)file->count - 1, (int)index);
   const nib_safetensors_entry *entry = &file->entries[index];
   const struct nib_stored *stored = find_stored(entry->stored);
-  nib_dtype dtype = as == NIB_DTYPE_COUNT ? entry->dtype : as;
+  nib_dtype dtype = as == NIB_DTYPE_NONE ? entry->dtype : as;
   bool rounds = stored && strcmp(stored->name, "F64") == 0;
-  if (dtype == NIB_DTYPE_COUNT || !stored)
+  if (dtype == NIB_DTYPE_NONE || !stored)
     return nib_fail(rt, NIB_FORMAT, "load: file: expected \"%.100s\" to have elements that a tensor can hold, got %.20s", entry->name,
                     entry->stored);
   int64_t shape[NIB_MAX_NDIM];
@@ -472,7 +473,7 @@ nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file,
   int64_t *last = entry->ndim > 0 ? &shape[entry->ndim - 1] : NULL;
   if (stored->bits == 4 && as == NIB_UINT8 && last && *last % 2 == 0)
     *last /= 2; /* packed in pairs */
-  else if (as != NIB_DTYPE_COUNT && (rounds || nib_dtype_bytes(as) * 8 != (size_t)stored->bits))
+  else if (as != NIB_DTYPE_NONE && (rounds || nib_dtype_bytes(as) * 8 != (size_t)stored->bits))
     return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s", stored->name,
                     nib_dtype_name(as));
   unsigned char *data = nib_allocate(rt, (size_t)entry->bytes + 1);

@@ -10,7 +10,7 @@
 struct nib_stored {
   const char *name;
   int bits;
-  nib_dtype dtype; /* NIB_DTYPE_COUNT: elements that no tensor can hold as what they are */
+  nib_dtype dtype; /* NIB_DTYPE_NONE: elements that no tensor can hold as what they are */
 };
 #define NIB_STORED_TYPES 22
 extern const struct nib_stored nib_stored_types[NIB_STORED_TYPES];

@@ -169,11 +169,11 @@ nib_status nib_storage_create(nib_device *device, const struct nib_origin *origi
 
 /* How many bytes the view reaches over. Everything that is asked of a view of somebody else's memory. */
 static nib_status check_view(nib_runtime *rt, const char *operation, const nib_wrap_desc *desc, size_t *bytes) {
-  if ((unsigned)desc->dtype >= NIB_DTYPE_COUNT)
-    return nib_fail(rt, NIB_INVALID, "%s: dtype: expected a dtype, got %d", operation, (int)desc->dtype);
+  nib_status status = nib_check_dtype(rt, operation, desc->dtype);
+  if (status != NIB_OK) return status;
   if (desc->ndim > 0 && !desc->shape)
     return nib_fail(rt, NIB_INVALID, "%s: shape: expected %d sizes, got NULL", operation, (int)desc->ndim);
-  nib_status status = nib_check_shape(rt, operation, "shape", desc->dtype, desc->ndim, desc->shape);
+  status = nib_check_shape(rt, operation, "shape", desc->dtype, desc->ndim, desc->shape);
   if (status != NIB_OK) return status;
   int64_t item = (int64_t)nib_dtype_bytes(desc->dtype), numel = nib_shape_numel(desc->ndim, desc->shape);
   int64_t most = ((int64_t)1 << 62) / item, count = numel;

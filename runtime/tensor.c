@@ -42,6 +42,11 @@ bool nib_dtype_find(const char *name, nib_dtype *out) {
   return false;
 }
 
+nib_status nib_check_dtype(nib_runtime *rt, const char *operation, nib_dtype dtype) {
+  if ((unsigned)dtype < NIB_DTYPE_COUNT) return NIB_OK;
+  return nib_fail(rt, NIB_INVALID, "%s: dtype: expected a dtype, got %d", operation, (int)dtype);
+}
+
 /* ---- Shapes -------------------------------------------------------------------------------------------------------- */
 
 int64_t nib_shape_numel(int32_t ndim, const int64_t *shape) {
@@ -99,9 +104,8 @@ static nib_status create(nib_device *device, struct nib_origin origin, nib_dtype
   *out = NULL;
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  if ((unsigned)dtype >= NIB_DTYPE_COUNT)
-    return nib_fail(rt, NIB_INVALID, "tensor: dtype: expected a dtype, got %d", (int)dtype);
-  status = nib_device_open(device);
+  status = nib_check_dtype(rt, "tensor", dtype);
+  if (status == NIB_OK) status = nib_device_open(device);
   if (status == NIB_OK) status = nib_check_shape(rt, "tensor", "shape", dtype, ndim, shape);
   if (status != NIB_OK) return status;
   origin.bytes = (size_t)nib_shape_numel(ndim, shape) * nib_dtype_bytes(dtype);
@@ -478,10 +482,9 @@ nib_status nib_tensor_reinterpret(nib_tensor *tensor, nib_dtype dtype, nib_tenso
   nib_runtime *rt = nib_tensor_runtime(tensor);
   *out = NULL;
   nib_status status = nib_enter(rt);
+  if (status == NIB_OK) status = nib_check_dtype(rt, "tensor:reinterpret", dtype);
   if (status != NIB_OK) return status;
   char have[NIB_DESCRIPTION];
-  if ((unsigned)dtype >= NIB_DTYPE_COUNT)
-    return nib_fail(rt, NIB_INVALID, "tensor:reinterpret: dtype: expected a dtype, got %d", (int)dtype);
   int64_t old_item = (int64_t)nib_dtype_bytes(tensor->dtype), item = (int64_t)nib_dtype_bytes(dtype);
   nib_tensor view = *tensor;
   view.dtype = dtype;

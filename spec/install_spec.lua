@@ -87,8 +87,9 @@ describe("the installed tree", function()
   it("has what it should have, and nothing else", function()
     local expected = { "bin/nibble", "include/nibble.h", "include/nibble_lua.h", "include/nibble_tools.h",
       "lib/libnibble.a", "lib/libnibble.so",
-      "lib/libnibble.so.1", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
-      "lib/pkgconfig/nibble.pc", "share/doc/nibble/LICENSE", "share/doc/nibble/README.md", "share/man/man1/nibble.1" }
+      "lib/libnibble.so.2", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
+      "lib/pkgconfig/nibble.pc", "share/doc/nibble/CHANGELOG.md", "share/doc/nibble/LICENSE", "share/doc/nibble/README.md",
+      "share/man/man1/nibble.1" }
     for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find scripts/nibble -name '*.lua'").stdout)) do
       expected[#expected + 1] = "share/lua/5.4/" .. file:match("^scripts/(.*)")
     end
@@ -98,7 +99,7 @@ describe("the installed tree", function()
     end
     table.sort(expected)
     assert.same(expected, lines(process.run("cd " .. quote(prefix) .. " && find * -type f -o -type l").stdout))
-    assert.equal("libnibble.so.1\n", process.run("readlink " .. prefix .. "/lib/libnibble.so").stdout)
+    assert.equal("libnibble.so.2\n", process.run("readlink " .. prefix .. "/lib/libnibble.so").stdout)
     -- Everybody may read it, and run what can be run.
     local odd = process.run("cd " .. quote(prefix) .. " && find . -type f ! -perm 644 ! -path ./bin/nibble -o -type d ! -perm 755")
     assert.same(silence, odd)
@@ -145,9 +146,9 @@ describe("the installed tree", function()
     with("readelf")
     local program = compile("shared", host, "$(pkg-config --cflags --libs nibble)")
     assert.same({ status = 0, stdout = shown, stderr = "" }, away(program, "LD_LIBRARY_PATH=" .. prefix .. "/lib"))
-    assert.matches("%(NEEDED%)[^\n]*%[libnibble%.so%.1%]", process.run("readelf -d " .. program).stdout)
+    assert.matches("%(NEEDED%)[^\n]*%[libnibble%.so%.2%]", process.run("readelf -d " .. program).stdout)
     assert.not_equal(0, away(program).status)
-    assert.matches("%(SONAME%)[^\n]*%[libnibble%.so%.1%]", process.run(("readelf -d %s/lib/libnibble.so"):format(prefix)).stdout)
+    assert.matches("%(SONAME%)[^\n]*%[libnibble%.so%.2%]", process.run(("readelf -d %s/lib/libnibble.so"):format(prefix)).stdout)
   end)
 
   it("is all that a program in C needs, with the static library", function()

@@ -10,6 +10,7 @@ nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta
   if (max_position < 0 || max_position > (int64_t)1 << 31)
     nib_check_fail(&c, "max_position", "expected 0..2147483648, got %lld", (long long)max_position);
   if (!(theta >= 1) || isinf(theta)) nib_check_fail(&c, "theta", "expected a finite number >= 1, got %g", theta);
+  if (c.status == NIB_OK) c.status = nib_check_dtype(c.rt, c.operation, dtype);
   if (dtype != NIB_FLOAT32 && dtype != NIB_FLOAT16 && dtype != NIB_BFLOAT16)
     nib_check_fail(&c, "dtype", "expected float32, float16 or bfloat16, got %s", nib_dtype_name(dtype));
   if (c.status != NIB_OK) return c.status;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Development-time check of DLPack with a framework that nobody here wrote; no part of the product and of no spec.
 
-    python3 spec/support/dlpack_check.py build/release/libnibble.so.1           numpy (2.1 or later) on the CPU
-    python3 spec/support/dlpack_check.py build/release/libnibble.so.1 cuda:0    PyTorch on a GPU
+    python3 spec/support/dlpack_check.py build/release/libnibble.so.2           numpy (2.1 or later) on the CPU
+    python3 spec/support/dlpack_check.py build/release/libnibble.so.2 cuda:0    PyTorch on a GPU
 
 Both ways: the same addresses (nothing is copied), the same values, writes of one side seen by the other, memory that lives until both
 sides have let go (also when Python lets go on another thread, or after the runtime was closed), arrays lent for reading, and

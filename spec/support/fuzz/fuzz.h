@@ -9,6 +9,8 @@
 
 #include "nibble_tools.h"
 
+#define DTYPES (NIB_INT64 + 1)
+
 #define CHECK(condition)                                                                    \
   do {                                                                                      \
     if (!(condition)) {                                                                     \

@@ -172,7 +172,7 @@ static struct spec shaped(nib_dtype dtype, int contents, int32_t ndim, const int
 static void spoil(struct input *in, struct spec *spec) {
   int64_t *size = &spec->shape[spec->ndim > 0 ? below(in, (uint32_t)spec->ndim) : 0];
   switch (below(in, 5)) {
-  case 0: spec->dtype = (nib_dtype)below(in, NIB_DTYPE_COUNT); break;
+  case 0: spec->dtype = (nib_dtype)below(in, DTYPES); break;
   case 1: *size = PICK(in, 0, 1, 2, 3, 5, 8, 15, 17, 32, 48); break;
   case 4:
     if (one_in(in, 3) && *size > 0)
@@ -364,10 +364,10 @@ static void prepare(struct input *in, struct call *call) {
     call->as.plain.b = argument(in, SPEC(indices(in), SMALL_INTEGERS, s->rows));
     break;
   default: {
-    struct spec any = { .dtype = (nib_dtype)below(in, NIB_DTYPE_COUNT), .ndim = (int32_t)below(in, 5), .contents = ANYTHING };
+    struct spec any = { .dtype = (nib_dtype)below(in, DTYPES), .ndim = (int32_t)below(in, 5), .contents = ANYTHING };
     for (int32_t i = 0; i < any.ndim; i++) any.shape[i] = PICK(in, 2, 3, 1, 4, 7, 0, 9);
     call->as.plain.a = make(in, &any);
-    any.dtype = (nib_dtype)below(in, NIB_DTYPE_COUNT);
+    any.dtype = (nib_dtype)below(in, DTYPES);
     call->as.plain.b = argument(in, any);
     call->as.plain.number = number(in);
     call->as.plain.step = number(in);
@@ -510,7 +510,7 @@ static void try_captured(const struct call *call) {
 
 /* Views of anything stay inside the storage. */
 static void try_views(struct input *in) {
-  struct spec spec = { .dtype = (nib_dtype)below(in, NIB_DTYPE_COUNT), .ndim = (int32_t)below(in, 5), .contents = ANYTHING };
+  struct spec spec = { .dtype = (nib_dtype)below(in, DTYPES), .ndim = (int32_t)below(in, 5), .contents = ANYTHING };
   for (int32_t i = 0; i < spec.ndim; i++) spec.shape[i] = PICK(in, 2, 3, 1, 4, 7, 0, 9);
   nib_tensor *tensor = make(in, &spec);
   for (int step = 0; tensor && step < 8 && tensor_count < MOST_TENSORS; step++) {
@@ -531,7 +531,7 @@ static void try_views(struct input *in) {
     case 3: status = nib_tensor_permute(tensor, ndim, shape, &view); break;
     case 4: status = nib_tensor_expand(tensor, ndim, shape, &view); break;
     case 5: status = nib_tensor_as_strided(tensor, ndim, shape, stride, odd_number(in), &view); break;
-    default: status = nib_tensor_reinterpret(tensor, (nib_dtype)below(in, NIB_DTYPE_COUNT + 1), &view);
+    default: status = nib_tensor_reinterpret(tensor, (nib_dtype)below(in, DTYPES + 1), &view);
     }
     CHECK((status == NIB_OK) == (view != NULL));
     if (status != NIB_OK) {

@@ -486,7 +486,7 @@ static void wraps(nib_runtime *rt, nib_device *device) {
   desc.data = (char *)desc.data + 1;
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_wrap(device, &desc, &none));
   CHECK(strstr(nib_error(rt), "wrap: data: expected an address that is a multiple of 2"));
-  desc.dtype = NIB_DTYPE_COUNT;
+  desc.dtype = NIB_DTYPE_NONE;
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_wrap(device, &desc, &none));
   CHECK(released == 1 && !none);
   nib_tensor_release(memory);

@@ -59,7 +59,7 @@ static nib_status nothing(void *user) {
 
 ENTRY(names) {
   (void)w;
-  nib_dtype dtype = NIB_DTYPE_COUNT;
+  nib_dtype dtype = NIB_DTYPE_NONE;
   CHECK(strcmp(nib_status_name(NIB_OK), "OK") == 0 && strcmp(nib_status_text(NIB_OK), "ok") == 0);
   CHECK(nib_abi_version() == NIB_ABI_VERSION && strcmp(nib_version(), NIB_VERSION) == 0);
   CHECK(strcmp(nib_dtype_name(NIB_INT32), "int32") == 0 && nib_dtype_find("int32", &dtype) && dtype == NIB_INT32);
@@ -267,8 +267,8 @@ ENTRY(tensor_amax) {
 }
 
 ENTRY(npy_save) { return nib_npy_save(w->columns, w->path); }
-ENTRY(npy_load) { return nib_npy_load(w->stream, w->path, NIB_DTYPE_COUNT, &w->made.tensors[0]); }
-ENTRY(npy_parse) { return nib_npy_parse(w->stream, w->file, w->file_bytes, NIB_DTYPE_COUNT, &w->made.tensors[0]); }
+ENTRY(npy_load) { return nib_npy_load(w->stream, w->path, NIB_DTYPE_NONE, &w->made.tensors[0]); }
+ENTRY(npy_parse) { return nib_npy_parse(w->stream, w->file, w->file_bytes, NIB_DTYPE_NONE, &w->made.tensors[0]); }
 
 ENTRY(safetensors) {
   char path[300];
@@ -281,7 +281,7 @@ ENTRY(safetensors) {
   if (status == NIB_OK) status = nib_safetensors_find(file, name, &index);
   if (status == NIB_OK) {
     CHECK(index == 0 && nib_safetensors_count(file) == 1 && nib_safetensors_at(file, 0)->dtype == NIB_FLOAT32);
-    status = nib_safetensors_read(w->stream, file, 0, NIB_DTYPE_COUNT, &w->made.tensors[0]);
+    status = nib_safetensors_read(w->stream, file, 0, NIB_DTYPE_NONE, &w->made.tensors[0]);
   }
   nib_safetensors_close(file);
   remove(path);

@@ -2,7 +2,7 @@
 #include "host.h"
 
 static struct {
-  int count[NIB_OBSERVATION_COUNT], total;
+  int count[NIB_OBSERVED_STREAM_RELEASED + 1], total;
   nib_observation last;
   nib_access access;
   uint64_t node_capture;
@@ -30,7 +30,7 @@ static nib_status nothing(void *user) {
 }
 
 int main(void) {
-  CHECK(strcmp(nib_observation_name(NIB_OBSERVATION_COUNT), "?") == 0);
+  CHECK(strcmp(nib_observation_name((nib_observation_kind)(NIB_OBSERVED_STREAM_RELEASED + 1)), "?") == 0);
   nib_runtime *runtime = NULL;
   OK(NULL, nib_runtime_create(NULL, &runtime));
   nib_device *device = device_of(runtime);
@@ -62,7 +62,7 @@ int main(void) {
   CHECK(seen.total == total);
   CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, 4, 2, shape, stride, values, sizeof values));
   CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, -4, 2, shape, stride, values, sizeof values));
-  CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_DTYPE_COUNT, 0, 2, shape, stride, values, sizeof values));
+  CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_DTYPE_NONE, 0, 2, shape, stride, values, sizeof values));
   CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, 0, 9, shape, stride, values, sizeof values));
   CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, 0, 2, shape, stride, values, 15));
   CHECK_STATUS(NIB_STATE, runtime, nib_peek(runtime, storage + 1000, NIB_INT32, 0, 2, shape, stride, values, sizeof values));

@@ -1,9 +1,9 @@
 -- For `luarocks make` in a checkout: the module, its parts in Lua, and the command.
 rockspec_format = "3.0"
 package = "nibble"
-version = "0.1.0-1"
+version = "0.2.0-1"
 source = {
-  url = "file://nibble-0.1.0.tar.gz", -- git archive --prefix=nibble-0.1.0/; `luarocks make` does not read it
+  url = "file://nibble-0.2.0.tar.gz", -- git archive --prefix=nibble-0.2.0/; `luarocks make` does not read it
 }
 description = {
   summary = "Tensors, streams, graph capture and NVFP4 KV-cache operations",
