@@ -65,7 +65,8 @@ NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
 
 /* All calls below take at most `budget_us` microseconds (0: no limit), and return
  *   SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up or it was cancelled,
- *   MEMORY when Lua's memory was. nib_sandbox_error has the message, valid until the next call. */
+ *   MEMORY when Lua's memory was, FORKED in a child process after fork. nib_sandbox_error has the message, valid until the next
+ *   call. */
 NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
 
 /* Compiles and runs a script (text) in a fresh environment, then its function `on_load(reloaded)` if it has one, and makes it

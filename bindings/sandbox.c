@@ -173,6 +173,9 @@ static nib_status tell_end(nib_sandbox *sandbox, const char *operation, int64_t 
 /* Runs a C function, with one argument, as a call of the host's. */
 static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction function, void *argument, int64_t budget_us) {
   lua_State *L = sandbox->L;
+  nib_device *cpu = NULL;
+  nib_status usable = nib_device_find(sandbox->runtime, "cpu", &cpu); /* not one that is closed, or the parent's */
+  if (usable != NIB_OK) return refuse(sandbox, usable, operation, nib_error(sandbox->runtime));
   if (sandbox->running) return refuse(sandbox, NIB_STATE, operation, "sandbox: expected one call at a time, got one inside another");
   if (budget_us > LONG_US) budget_us = LONG_US;
   __atomic_store_n(&sandbox->cancelled, false, __ATOMIC_RELAXED);

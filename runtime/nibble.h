@@ -166,7 +166,7 @@ NIB_API const nib_device_info *nib_device_get_info(const nib_device *device);
 
 /* The device of that name. UNAVAILABLE, with the reason as the message, if it is not. */
 NIB_API nib_status nib_device_find(nib_runtime *runtime, const char *name, nib_device **out);
-/* The best available one; there is always the CPU. */
+/* The best available one; there is always the CPU, which is also the answer when the runtime is closed or the parent's. */
 NIB_API nib_device *nib_device_best(nib_runtime *runtime);
 
 NIB_API nib_runtime *nib_device_runtime(const nib_device *device);

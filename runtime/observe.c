@@ -11,6 +11,7 @@ const char *nib_observation_name(nib_observation_kind kind) {
 }
 
 void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib_observation *observation), void *user) {
+  if (nib_enter(rt) != NIB_OK) return; /* exports may come back on any thread now */
   rt->observe = function;
   rt->observe_user = user;
 }

@@ -433,7 +433,8 @@ nib_status nib_device_find_uuid(nib_runtime *rt, const uint8_t uuid[16], nib_dev
 }
 
 nib_device *nib_device_best(nib_runtime *rt) {
-  for (int32_t i = 1; i < rt->device_count; i++)
+  bool usable = nib_enter(rt) == NIB_OK; /* otherwise no device is opened, and what is done with the CPU says why */
+  for (int32_t i = 1; usable && i < rt->device_count; i++)
     if (rt->devices[i].info.available && nib_device_open(&rt->devices[i]) == NIB_OK) return &rt->devices[i];
   return &rt->devices[0];
 }

@@ -79,6 +79,7 @@ void nib_storage_release(struct nib_storage *storage) {
     release(storage);
     return;
   }
+  if (nib_is_forked(rt)) return; /* the lock may be another thread's of the parent */
   nib_handle_added(rt); /* so that the lock outlives its use */
   nib_exports_lock(rt);
   release(storage);

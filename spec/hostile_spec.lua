@@ -1,5 +1,5 @@
--- Every public function, in C and in Lua, when memory or the driver fails it at any step: spec/support/host/every_entry.c and
--- every_function.lua say what is called and what must hold afterwards.
+-- Every public function, in C and in Lua, when memory or the driver fails it at any step, and when its runtime has ended:
+-- spec/support/host/every_entry.c and every_function.lua say what is called and what must hold afterwards.
 local process = require("spec.support.runtime_process")
 local program = require("spec.support.host_program")
 local standin = require("spec.support.standin")
@@ -46,6 +46,23 @@ describe("memory that fails at any step", function()
     for _, file in ipairs({ "entries.h", "entries_shared.h", "lua_entries.h" }) do source = source .. process.read(host .. file) end
     source = source:gsub('"[^"]*"', "")
     for name in listed:gmatch("[%w_]+") do assert.is_truthy(source:find("%f[%w_]" .. name .. "[(),]"), name) end
+  end)
+end)
+
+describe("a runtime that is closed, or the parent's in a child of fork", function()
+  it("is CLOSED or FORKED to every function in C", function()
+    if process.sanitized() == "-fsanitize=thread" then
+      return pending("ThreadSanitizer lets a child of a process with threads start none")
+    end
+    run("every_entry", { lua = true, args = "ended", before = "unset NIBBLE_DEVICE;" })
+  end)
+
+  it("makes no call of the driver", function()
+    if standin.missing then return pending(standin.missing) end
+    for _, device in ipairs({ "cpu", "cuda:0" }) do
+      run("every_entry", { lua = true, args = "ended", before = ("unset CUDA_VISIBLE_DEVICES; export LD_LIBRARY_PATH=%s " ..
+        "NIBBLE_DEVICE=%s;"):format(quote(standin.absolute()), device) })
+    end
   end)
 end)
 

@@ -1,6 +1,6 @@
 /* Every function of nibble.h, called once: what every_entry.c makes fail. An entry returns the status of its call; one that cannot
  * fail returns NIB_OK after it has checked the answers. Whatever a call gives back goes into the world's results, which are
- * released after each call, and must be NULL after one that failed. */
+ * released after each call, and must be NULL after one that failed. In a world that has ended, answers are what they may be. */
 #ifndef ENTRIES_H
 #define ENTRIES_H
 
@@ -40,6 +40,12 @@ struct world {
   float host[24];
   nib_sandbox *sandbox; /* for the entries of lua_entries.h, and a tensor of its runtime */
   nib_tensor *shown;
+  nib_status ended; /* CLOSED or FORKED: what all calls must return; OK: the runtimes are in use */
+  /* In a world that has ended, from before: */
+  nib_tensor *kept; /* of `fresh`, which it keeps there, as does a state that has the module on it */
+  lua_State *state;
+  nib_safetensors *archive;
+  nib_semaphore *semaphore; /* NULL where the device has none */
   struct results made;
 };
 
@@ -78,10 +84,10 @@ ENTRY(elements) {
 ENTRY(devices) {
   int32_t count = nib_device_count(w->runtime);
   CHECK(count >= 1 && nib_device_at(w->runtime, 0) && !nib_device_at(w->runtime, count));
-  CHECK(strcmp(nib_device_get_info(w->device)->name, device_name()) == 0);
+  CHECK(nib_device_get_info(w->device)->name && (w->ended || strcmp(nib_device_get_info(w->device)->name, device_name()) == 0));
   CHECK(nib_device_runtime(w->device) == w->runtime && nib_runtime_user(w->runtime) == w->config.user);
-  CHECK(nib_device_memory(w->device).used_bytes > 0);
-  CHECK(nib_device_is_capturing(w->device) == (w->inside != NULL));
+  CHECK(nib_device_memory(w->device).used_bytes > 0 || w->ended);
+  CHECK(nib_device_is_capturing(w->device) == (w->inside != NULL) || w->ended);
   (void)nib_error(w->runtime);
   return NIB_OK;
 }
@@ -89,7 +95,8 @@ ENTRY(devices) {
 ENTRY(shapes) {
   CHECK(nib_tensor_device(w->floats) == w->device && nib_tensor_dtype(w->floats) == NIB_FLOAT32);
   CHECK(nib_tensor_ndim(w->floats) == 2 && nib_tensor_shape(w->floats)[1] == 6 && nib_tensor_stride(w->floats)[0] == 6);
-  CHECK(nib_tensor_numel(w->floats) == 24 && nib_tensor_is_contiguous(w->floats) && nib_tensor_data(w->floats));
+  CHECK(nib_tensor_numel(w->floats) == 24 && nib_tensor_is_contiguous(w->floats));
+  CHECK(nib_tensor_data(w->floats) || w->ended);
   CHECK(nib_tensor_storage(w->floats) > 0 && nib_tensor_offset_bytes(w->floats) == 0 && !nib_tensor_is_pinned(w->floats));
   CHECK(!nib_tensor_is_read_only(w->floats));
   CHECK(nib_tensor_same_view(w->floats, w->floats) && !nib_tensor_same_view(w->floats, w->columns));
@@ -99,8 +106,8 @@ ENTRY(shapes) {
 ENTRY(handles) {
   const int32_t *deps;
   CHECK(nib_stream_device(w->stream) == w->device && nib_stream_id(w->stream) != nib_stream_id(w->other));
-  CHECK(nib_stream_is_capturing(w->stream) == (w->inside != NULL));
-  CHECK((nib_stream_handle(w->stream) != NULL) == (strcmp(device_name(), "cpu") != 0));
+  CHECK(nib_stream_is_capturing(w->stream) == (w->inside != NULL) || w->ended);
+  CHECK((nib_stream_handle(w->stream) != NULL) == (strcmp(device_name(), "cpu") != 0) || w->ended);
   CHECK(nib_event_device(w->event) == w->device && nib_graph_device(w->graph) == w->device);
   CHECK(nib_graph_node_count(w->graph) == 2 && strcmp(nib_graph_node_name(w->graph, 1), "fill") == 0);
   CHECK(nib_graph_node_deps(w->graph, 1, &deps) == 1 && deps[0] == 0);
@@ -133,8 +140,9 @@ ENTRY(releases) {
   nib_user_kernel_release(NULL);
   nib_semaphore_release(NULL);
   nib_runtime_close(NULL);
+  nib_safetensors_close(NULL);
   nib_capture_abort(w->other);
-  CHECK(nib_stream_is_capturing(w->stream) == (w->inside != NULL));
+  CHECK(nib_stream_is_capturing(w->stream) == (w->inside != NULL) || w->ended);
   return NIB_OK;
 }
 
@@ -188,10 +196,11 @@ ENTRY(device_best) {
 
 ENTRY(default_stream) {
   int32_t i = 0;
-  while (strcmp(nib_device_get_info(nib_device_at(w->fresh, i))->name, device_name()) != 0) i++;
+  while (!w->ended && strcmp(nib_device_get_info(nib_device_at(w->fresh, i))->name, device_name()) != 0) i++;
+  if (w->ended) i = nib_device_count(w->fresh) - 1; /* a GPU that nobody has used yet, where there is one */
   if (nib_device_default_stream(nib_device_at(w->fresh, i))) return NIB_OK;
   CHECK(*nib_error(w->fresh));
-  return NIB_MEMORY;
+  return w->ended ? w->ended : NIB_MEMORY;
 }
 
 ENTRY(device_synchronize) { return nib_device_synchronize(w->device, -1); }
@@ -206,6 +215,10 @@ ENTRY(deadline) {
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------------- */
 
+ENTRY(tensor_create_unused) { /* on a device that nobody has used yet, where there is one */
+  nib_device *device = nib_device_at(w->fresh, nib_device_count(w->fresh) - 1);
+  return nib_tensor_create(device, NIB_INT64, SHAPE(3, 5), &w->made.tensors[0]);
+}
 ENTRY(tensor_create) { return nib_tensor_create(w->device, NIB_INT64, SHAPE(3, 5), &w->made.tensors[0]); }
 ENTRY(tensor_narrow) { return nib_tensor_narrow(w->floats, 1, 2, 3, &w->made.tensors[0]); }
 ENTRY(tensor_select) { return nib_tensor_select(w->floats, 0, 1, &w->made.tensors[0]); }
@@ -279,6 +292,12 @@ ENTRY(safetensors) {
   nib_status status = nib_safetensors_save(w->runtime, path, 1, &name, &w->floats);
   if (status == NIB_OK) status = nib_safetensors_open(w->runtime, path, &file);
   if (status == NIB_OK) status = nib_safetensors_find(file, name, &index);
+  if (w->ended) {
+    CHECK(status == w->ended && nib_safetensors_open(w->runtime, path, &file) == w->ended && !file);
+    CHECK(nib_safetensors_count(w->archive) == 1 && nib_safetensors_at(w->archive, 0));
+    CHECK(nib_safetensors_find(w->archive, name, &index) == NIB_OK || nib_safetensors_find(w->archive, name, &index) == w->ended);
+    return nib_safetensors_read(w->stream, w->archive, 0, NIB_DTYPE_NONE, &w->made.tensors[0]);
+  }
   if (status == NIB_OK) {
     CHECK(index == 0 && nib_safetensors_count(file) == 1 && nib_safetensors_at(file, 0)->dtype == NIB_FLOAT32);
     status = nib_safetensors_read(w->stream, file, 0, NIB_DTYPE_NONE, &w->made.tensors[0]);
@@ -305,6 +324,7 @@ ENTRY(event_elapsed) {
 ENTRY(capture) {
   nib_event *fork = NULL, *join = NULL;
   nib_status status = nib_capture_begin(w->stream, NIB_CAPTURE_THREAD_LOCAL);
+  if (status == w->ended && status != NIB_OK) return nib_capture_end(w->stream, &w->made.graph, NULL);
   if (status != NIB_OK) return status;
   status = nib_tensor_fill(w->stream, w->floats, NIB_REAL(2));
   if (status == NIB_OK) status = nib_event_record(w->stream, &fork);
@@ -344,7 +364,7 @@ ENTRY(graph_dot) {
   char text[1000];
   size_t needed = 0;
   nib_status status = nib_graph_dot(w->graph, text, sizeof text, &needed);
-  CHECK(needed > 20 && needed < sizeof text);
+  CHECK((needed > 20 && needed < sizeof text) || w->ended);
   return status;
 }
 
@@ -360,9 +380,9 @@ ENTRY(graph_wait) { return nib_graph_wait(w->graph, -1); }
 /* ---- The host's context and streams: what is refused ---------------------------------------------------------------- */
 
 ENTRY(wrap_nothing) {
-  CHECK(nib_device_use_context(w->device, NULL) != NIB_OK);
-  CHECK(nib_stream_wrap(w->device, NULL, &w->made.stream) != NIB_OK && !w->made.stream);
-  return NIB_OK;
+  nib_status context = nib_device_use_context(w->device, NULL), stream = nib_stream_wrap(w->device, NULL, &w->made.stream);
+  CHECK(context != NIB_OK && stream != NIB_OK && !w->made.stream);
+  return w->ended && context == w->ended && stream == w->ended ? w->ended : NIB_OK;
 }
 
 #include "entries_shared.h"
@@ -465,6 +485,8 @@ enum {
   ALONE = 2,    /* with a fresh runtime, and not while the world's captures */
   SANDBOX = 4,  /* with a sandbox, likewise */
   TELLS = 8,    /* checks by itself that a failure comes with a message, or has none */
+  ANSWERS = 16, /* may be OK in a world that has ended: it asks for nothing but an answer, or gives back */
+  OWN = 32,     /* makes a runtime of its own, in a world that has ended too */
 };
 
 struct entry {
@@ -475,30 +497,31 @@ struct entry {
 
 static const struct entry entries[] = {
   { names, "nib_status_name nib_status_text nib_abi_version nib_version nib_dtype_name nib_dtype_find nib_dtype_bytes "
-           "nib_dtype_is_float", 0 },
-  { elements, "nib_element_to_number nib_element_from_number", 0 },
+           "nib_dtype_is_float", ANSWERS },
+  { elements, "nib_element_to_number nib_element_from_number", ANSWERS },
   { devices, "nib_device_count nib_device_at nib_device_get_info nib_device_runtime nib_runtime_user nib_device_memory "
-             "nib_device_is_capturing nib_error", 0 },
+             "nib_device_is_capturing nib_error", ANSWERS },
   { shapes, "nib_tensor_device nib_tensor_dtype nib_tensor_ndim nib_tensor_shape nib_tensor_stride nib_tensor_numel "
             "nib_tensor_is_contiguous nib_tensor_data nib_tensor_same_view "
-            "nib_tensor_storage nib_tensor_offset_bytes nib_tensor_is_pinned nib_tensor_is_read_only", 0 },
+            "nib_tensor_storage nib_tensor_offset_bytes nib_tensor_is_pinned nib_tensor_is_read_only", ANSWERS },
   { handles, "nib_stream_device nib_stream_id nib_stream_is_capturing nib_event_device nib_graph_device nib_graph_node_count "
-             "nib_graph_node_name nib_graph_node_deps", 0 },
+             "nib_graph_node_name nib_graph_node_deps", ANSWERS },
   { kernels, "nib_module_device nib_user_kernel_device nib_user_kernel_name nib_user_kernel_attributes nib_user_kernel_param_count "
-             "nib_user_kernel_param_bytes", 0 },
-  { ranges, "nib_range_push nib_range_pop", 0 },
+             "nib_user_kernel_param_bytes", ANSWERS },
+  { ranges, "nib_range_push nib_range_pop", ANSWERS },
   { releases, "nib_tensor_release nib_stream_release nib_event_release nib_graph_release nib_module_release "
-              "nib_user_kernel_release nib_semaphore_release nib_capture_abort", 0 },
-  { runtime_create, "nib_runtime_create", ALONE | TELLS },
+              "nib_user_kernel_release nib_semaphore_release nib_capture_abort", ANSWERS },
+  { runtime_create, "nib_runtime_create", ALONE | TELLS | OWN },
   { runtime_close, "nib_runtime_close", MAKES_DO | ALONE | TELLS },
   { device_find, "nib_device_find", ALONE },
   { device_find_uuid, "nib_device_find_uuid", ALONE },
-  { device_best, "nib_device_best", MAKES_DO | ALONE },
-  { default_stream, "nib_device_default_stream", ALONE },
+  { device_best, "nib_device_best", MAKES_DO | ALONE | ANSWERS },
+  { default_stream, "nib_device_default_stream", ALONE | ANSWERS },
   { device_synchronize, "nib_device_synchronize", 0 },
   { tick, "nib_tick", 0 },
   { deadline, "nib_set_deadline", 0 },
   { tensor_create, "nib_tensor_create", 0 },
+  { tensor_create_unused, "nib_tensor_create", ALONE },
   { tensor_narrow, "nib_tensor_narrow", 0 },
   { tensor_select, "nib_tensor_select", 0 },
   { tensor_view, "nib_tensor_view", 0 },

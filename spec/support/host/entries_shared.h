@@ -21,6 +21,7 @@ ENTRY(dlpack) {
   intptr_t consumer = w->inside ? -1 : (intptr_t)nib_stream_handle(w->other);
   nib_status status = nib_tensor_to_dlpack(w->columns, consumer, &managed);
   CHECK((status == NIB_OK) == (managed != NULL));
+  if (w->ended) CHECK(nib_tensor_from_dlpack(w->runtime, NULL, &w->made.tensors[0]) == w->ended);
   if (status != NIB_OK) return status;
   status = nib_tensor_from_dlpack(w->runtime, managed, &w->made.tensors[0]);
   if (status != NIB_OK) managed->deleter(managed);
@@ -28,7 +29,7 @@ ENTRY(dlpack) {
 }
 
 ENTRY(written) {
-  if (w->inside) {
+  if (w->inside && !w->ended) {
     CHECK(nib_tensor_written(w->floats, w->stream) == NIB_CAPTURING);
     return NIB_OK;
   }
@@ -60,6 +61,7 @@ ENTRY(export) {
   nib_status status = nib_tensor_create_exportable(w->device, NIB_FLOAT32, SHAPE(3, 5), &w->made.tensors[0]);
   if (status == NIB_OK) status = nib_tensor_export(w->made.tensors[0], &desc.fd, &desc.bytes);
   CHECK((status == NIB_OK) == (desc.fd >= 0));
+  if (w->ended) CHECK(nib_tensor_export(w->floats, &desc.fd, &desc.bytes) == w->ended && desc.fd == -1);
   if (status == NIB_OK) {
     status = nib_tensor_import(w->device, &desc, &w->made.tensors[1]);
     check_left(status, desc.fd);
@@ -71,6 +73,10 @@ ENTRY(semaphore) {
   int fd = memory_file();
   nib_status status = nib_semaphore_import(w->device, fd, &w->made.semaphore);
   check_left(status, fd);
+  if (w->ended && w->semaphore) {
+    CHECK(nib_semaphore_device(w->semaphore) == w->device && nib_semaphore_wait(w->stream, w->semaphore, 1) == w->ended);
+    return nib_semaphore_signal(w->stream, w->semaphore, 1);
+  }
   if (status != NIB_OK) return w->module || status != NIB_INVALID ? status : NIB_UNAVAILABLE;
   CHECK(nib_semaphore_device(w->made.semaphore) == w->device);
   if (w->inside) {

@@ -1,12 +1,15 @@
-/* Every function of nibble.h (entries.h) and nibble_lua.h (lua_entries.h), outside of captures and inside one, with what it needs failing at the n-th time for every
- * n: an error or a detour, never a crash; nothing is lost and nothing is left behind; the next call works.
+/* Every function of nibble.h (entries.h) and nibble_lua.h (lua_entries.h), outside of captures and inside one, with what it needs
+ * failing at the n-th time for every n: an error or a detour, never a crash; nothing is lost and nothing is left behind; the next
+ * call works. And every function on a runtime that is closed, or is the parent's: CLOSED or FORKED, without a call of the driver.
  *   every_entry allocator         the host's allocator fails, once or from there on
  *   every_entry driver RESULT     a call of the stand-in driver fails with that result
+ *   every_entry ended             on runtimes that are closed, and in children of fork
  *   every_entry list              the names of the functions
  * With a third word it prints how much was made to fail. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "lua_entries.h"
@@ -56,21 +59,24 @@ static struct {
   int64_t (*misuses)(void);
   const char *(*misuse)(void);
   const char *(*failed)(void);
+  int64_t (*calls)(void);
   int64_t (*live)(const char *kind);
   int result; /* 0: the allocator fails instead */
   int64_t before;
 } driver;
 
-static void find_driver(void) {
+static bool find_driver(void) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  CHECK(library);
+  if (!library || !dlsym(library, "nib_standin_fail")) return false;
   *(void **)&driver.fail = dlsym(library, "nib_standin_fail");
   *(void **)&driver.fired = dlsym(library, "nib_standin_fired");
   *(void **)&driver.misuses = dlsym(library, "nib_standin_misuses");
   *(void **)&driver.misuse = dlsym(library, "nib_standin_misuse");
   *(void **)&driver.failed = dlsym(library, "nib_standin_failed");
+  *(void **)&driver.calls = dlsym(library, "nib_standin_calls");
   *(void **)&driver.live = dlsym(library, "nib_standin_live");
-  CHECK(driver.fail && driver.fired && driver.misuses && driver.misuse && driver.failed && driver.live);
+  CHECK(driver.fail && driver.fired && driver.misuses && driver.misuse && driver.failed && driver.calls && driver.live);
+  return true;
 }
 
 static void arm(long n, bool once) {
@@ -177,7 +183,7 @@ static void open_world(struct world *w, const char *path) {
   fclose(file);
 }
 
-static void close_world(struct world *w) {
+static void release_world(struct world *w) {
   nib_tensor *tensors[] = { w->floats, w->columns, w->integers, w->one, w->square, w->turned, w->key, w->slots, w->data, w->scales,
                             w->tables, w->lengths, w->out_k, w->out_v, w->pages, w->page_scales, w->halves, w->q, w->kv, w->records,
                             w->positions, w->table };
@@ -189,6 +195,10 @@ static void close_world(struct world *w) {
   nib_event_release(w->later);
   nib_stream_release(w->stream);
   nib_stream_release(w->other);
+}
+
+static void close_world(struct world *w) {
+  release_world(w);
   nib_runtime_close(w->runtime);
   CHECK(heap.live == 0 && heap.bytes == 0 && !heap.foreign_thread);
 }
@@ -283,6 +293,90 @@ static void fail_at_every_step(struct world *w, const struct entry *entry, bool 
   }
 }
 
+/* ---- Runtimes that have ended -------------------------------------------------------------------------------------- */
+
+/* What calls need that other calls would make in a runtime that is in use. */
+static void prepare_end(struct world *w, const struct entry *entry) {
+  char path[300];
+  const char *name = "x";
+  snprintf(path, sizeof path, "%s.safetensors", w->path);
+  OK(w->runtime, nib_safetensors_save(w->runtime, path, 1, &name, &w->floats));
+  OK(w->runtime, nib_safetensors_open(w->runtime, path, &w->archive));
+  remove(path);
+  int fd = w->module ? memory_file() : -1;
+  if (fd >= 0 && nib_semaphore_import(w->device, fd, &w->semaphore) != NIB_OK) close(fd);
+  OK(NULL, nib_runtime_create(&w->config, &w->fresh));
+  w->kept = make(nib_device_at(w->fresh, 0), NIB_UINT8, 1);
+  w->state = luaL_newstate();
+  luaL_openlibs(w->state);
+  OK(w->fresh, nib_lua_open(w->state, w->fresh));
+  if (entry->flags & SANDBOX) open_sandbox(w);
+  if (entry->flags & (ALONE | SANDBOX)) return;
+  OK(w->runtime, nib_capture_begin(w->stream, NIB_CAPTURE_THREAD_LOCAL));
+  OK(w->runtime, nib_tensor_fill(w->stream, w->floats, NIB_REAL(1)));
+  OK(w->runtime, nib_event_record(w->stream, &w->inside));
+}
+
+static void release_prepared(struct world *w) {
+  nib_safetensors_close(w->archive);
+  nib_semaphore_release(w->semaphore);
+  nib_event_release(w->inside);
+  if (w->sandbox) {
+    nib_tensor_release(w->shown);
+    nib_sandbox_close(w->sandbox);
+  }
+  lua_close(w->state);
+  nib_tensor_release(w->kept);
+}
+
+static void call_in_ended(struct world *w, const struct entry *entry) {
+  int64_t before = driver.calls ? driver.calls() : 0;
+  nib_status status = entry->call(w);
+  release(&w->made);
+  int64_t driven = driver.calls && !(entry->flags & OWN) ? driver.calls() - before : 0;
+  bool well = status == w->ended || (status == NIB_OK && entry->flags & (ANSWERS | OWN)) || (status == NIB_UNAVAILABLE && !w->module);
+  if (well && driven == 0) return;
+  fprintf(stderr, "%s: expected %s, got %s and %lld calls of the driver: %s\n", entry->names, nib_status_name(w->ended),
+          nib_status_name(status), (long long)driven, nib_error(w->runtime));
+  exit(1);
+}
+
+static void call_ended(const struct entry *entry, const char *path, nib_status ended) {
+  struct world world, *w = &world;
+  open_world(w, path);
+  prepare_end(w, entry);
+  if (ended == NIB_CLOSED) {
+    if (w->sandbox) nib_runtime_close(nib_sandbox_runtime(w->sandbox));
+    nib_runtime_close(w->runtime);
+    nib_runtime_close(w->fresh);
+    w->ended = NIB_CLOSED;
+    call_in_ended(w, entry);
+  } else {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      alarm(60);
+      heap.thread = pthread_self();
+      w->ended = NIB_FORKED;
+      call_in_ended(w, entry);
+      int64_t before = driver.calls ? driver.calls() : 0;
+      release_prepared(w);
+      release_world(w);
+      nib_runtime_close(w->runtime);
+      CHECK(!driver.calls || driver.calls() == before);
+      _exit(0); /* a sanitizer would look for leaks of the parent in here */
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  release_prepared(w);
+  if (ended == NIB_FORKED) {
+    nib_capture_abort(w->stream);
+    nib_runtime_close(w->fresh);
+  }
+  close_world(w);
+}
+
 int main(int argc, char **argv) {
   CHECK(argc > 1);
   if (strcmp(argv[1], "list") == 0) {
@@ -293,21 +387,29 @@ int main(int argc, char **argv) {
   heap.thread = pthread_self();
   if (strcmp(argv[1], "driver") == 0) {
     CHECK(argc > 2 && (driver.result = atoi(argv[2])) > 0);
-    find_driver();
+    CHECK(find_driver());
   }
+  bool ended = strcmp(argv[1], "ended") == 0;
+  if (ended) find_driver();
   char path[] = "/tmp/every_entry_XXXXXX";
   int file = mkstemp(path);
   CHECK(file >= 0);
   close(file);
   for (size_t i = 0; i < ENTRY_COUNT + LUA_ENTRY_COUNT; i++) {
     struct world world;
-    open_world(&world, path);
     const struct entry *entry = i < ENTRY_COUNT ? &entries[i] : &lua_entries[i - ENTRY_COUNT];
+    if (ended) {
+      call_ended(entry, path, NIB_CLOSED);
+      call_ended(entry, path, NIB_FORKED);
+      continue;
+    }
+    open_world(&world, path);
     for (int capturing = 0; capturing < (entry->flags & (ALONE | SANDBOX) ? 1 : 2); capturing++)
       for (int once = driver.result ? 1 : 0; once < 2; once++) fail_at_every_step(&world, entry, capturing, once);
     close_world(&world);
   }
   remove(path);
+  if (ended) return 0;
   CHECK(failures > 100 && errors > 50);
   if (argc > 3 || (argc > 2 && !driver.result)) printf("%ld calls, %ld with a failure, %ld errors\n", calls, failures, errors);
   return 0;

@@ -121,6 +121,34 @@ ENTRY(lua_open) {
   return status;
 }
 
+/* In a state that was opened before the world ended. */
+static const char lua_script[] =
+    "local nibble = ... local ok, message\n"
+    "for _, call in ipairs({ function() return nibble.zeros(4) end, function() return nibble.zeros(4, { pinned = true }) end,\n"
+    "    function() return nibble.current_stream():record() end, nibble.synchronize, nibble.stream }) do\n"
+    "  ok, message = pcall(call)\n"
+    "  if ok or type(message) ~= 'string' then error(tostring(message)) end\n"
+    "end\n"
+    "nibble.devices() nibble.device() nibble.memory()\n"
+    "return message";
+
+ENTRY(lua_ended) {
+  if (!w->ended) return NIB_OK;
+  const char *name = device_name();
+  char restored[32];
+  snprintf(restored, sizeof restored, "%s", name);
+  unsetenv("NIBBLE_DEVICE"); /* the best one, which nobody has used yet */
+  lua_settop(w->state, 1);
+  CHECK(luaL_loadstring(w->state, lua_script) == LUA_OK);
+  lua_pushvalue(w->state, 1);
+  bool well = lua_pcall(w->state, 1, 1, 0) == LUA_OK;
+  setenv("NIBBLE_DEVICE", restored, 1);
+  const char *message = lua_tostring(w->state, -1);
+  if (well && strstr(message, w->ended == NIB_CLOSED ? "expected an open runtime, got a closed one" : "after fork")) return w->ended;
+  fprintf(stderr, "%s\n", message);
+  return NIB_SCRIPT;
+}
+
 ENTRY(open) {
   w->made.L = lua_newstate(allocate_lua, w);
   if (!w->made.L) return NIB_MEMORY;
@@ -129,13 +157,15 @@ ENTRY(open) {
 }
 
 static const struct entry lua_entries[] = {
-  { sandbox_create, "nib_sandbox_create nib_sandbox_close", ALONE | TELLS },
-  { sandbox_answers, "nib_sandbox_runtime nib_sandbox_lua_memory nib_sandbox_error nib_sandbox_cancel nib_sandbox_close", SANDBOX | TELLS },
+  { sandbox_create, "nib_sandbox_create nib_sandbox_close", ALONE | TELLS | OWN },
+  { sandbox_answers, "nib_sandbox_runtime nib_sandbox_lua_memory nib_sandbox_error nib_sandbox_cancel nib_sandbox_close",
+    SANDBOX | TELLS | ANSWERS },
   { sandbox_load, "nib_sandbox_load", SANDBOX | TELLS },
   { sandbox_call, "nib_sandbox_call nib_lua_push_tensor nib_lua_to_tensor", SANDBOX | TELLS },
   { sandbox_extend, "nib_sandbox_extend", SANDBOX | TELLS },
   { lua_open, "nib_lua_open", ALONE | TELLS },
-  { open, "luaopen_nibble", ALONE | TELLS },
+  { lua_ended, "nib_lua_open", ALONE | MAKES_DO | TELLS },
+  { open, "luaopen_nibble", ALONE | TELLS | OWN },
 };
 
 #define LUA_ENTRY_COUNT (sizeof lua_entries / sizeof *lua_entries)
