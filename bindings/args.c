@@ -1,9 +1,9 @@
 /* Arguments of Lua functions. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "../runtime/floats.h"
 #include "args.h"
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
@@ -58,10 +58,8 @@ const char *nib_lua_describe(lua_State *L, int index) {
   case LUA_TNUMBER:
     if (lua_isinteger(L, index)) {
       lua_pushfstring(L, "%I", (LUAI_UACINT)lua_tointeger(L, index));
-    } else if (isnan(lua_tonumber(L, index))) {
-      lua_pushliteral(L, "nan"); /* printf may show its sign */
     } else {
-      snprintf(number, sizeof number, "%.14g", (double)lua_tonumber(L, index));
+      nib_format_real(number, sizeof number, "%.14g", lua_tonumber(L, index));
       lua_pushstring(L, number);
     }
     break;

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "../runtime/floats.h"
 #include "args.h"
 
 nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *device, bool pinned, nib_dtype dtype,
@@ -104,8 +105,11 @@ static int full(lua_State *L) {
 
 static double as_real(nib_number number) { return number.is_float ? number.real : (double)number.integer; }
 
-/* How many of start, start + step, ... come before stop; negative: more than fit into 63 bits. */
+#define NO_STEP INT64_MIN
+
+/* How many of start, start + step, ... come before stop; NO_STEP: step is 0; another negative: more than fit into 63 bits. */
 static int64_t count_integers(int64_t start, int64_t stop, int64_t step) {
+  if (step == 0) return NO_STEP;
   if (step > 0 ? start >= stop : start <= stop) return 0;
   uint64_t distance = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
   uint64_t size = step > 0 ? (uint64_t)step : -(uint64_t)step;
@@ -118,7 +122,8 @@ static bool is_before(double start, double stop, double step, int64_t i) {
   return step > 0 ? element < stop : element > stop;
 }
 
-static int64_t count_reals(double start, double stop, double step) {
+static int64_t count_doubles(double start, double stop, double step) {
+  if (step == 0) return NO_STEP;
   double distance = stop - start, estimate = ceil(isfinite(distance) ? distance / step : stop / step - start / step);
   if (!(estimate > 0)) return 0;
   if (!(estimate < 0x1p60)) return -1;
@@ -132,6 +137,20 @@ static int64_t count_reals(double start, double stop, double step) {
       high = middle;
   }
   return low;
+}
+
+/* The same for reals; *start becomes one. */
+static int64_t count_reals(nib_number *start, nib_number stop, nib_number step) {
+  struct nib_floats floats;
+  nib_floats_enter(&floats);
+  NIB_OPAQUE(*start);
+  NIB_OPAQUE(stop);
+  NIB_OPAQUE(step);
+  *start = NIB_REAL(as_real(*start));
+  int64_t count = count_doubles(start->real, as_real(stop), as_real(step));
+  NIB_OPAQUE(count);
+  nib_floats_leave(&floats);
+  return count;
 }
 
 static nib_number finite_number(lua_State *L, const char *parameter, int index) {
@@ -149,14 +168,12 @@ static int arange(lua_State *L) {
   if (count > 1) start = finite_number(L, "start", 1);
   stop = finite_number(L, "stop", count > 1 ? 2 : 1);
   if (count > 2) step = finite_number(L, "step", 3);
-  if (as_real(step) == 0) return nib_lua_expected(L, "arange", "step", 3, "a number that is not 0");
   bool is_float = start.is_float || stop.is_float || step.is_float;
+  int64_t size = is_float ? count_reals(&start, stop, step) : count_integers(start.integer, stop.integer, step.integer);
+  if (size == NO_STEP) return nib_lua_expected(L, "arange", "step", 3, "a number that is not 0");
   struct make make = common_options(L, "arange", options, is_float ? NIB_FLOAT32 : NIB_INT64);
-  int64_t size = is_float ? count_reals(as_real(start), as_real(stop), as_real(step))
-                          : count_integers(start.integer, stop.integer, step.integer);
   if (size < 0 || size > INT64_MAX / 16)
     return nib_lua_expected(L, "arange", "stop", count > 1 ? 2 : 1, "an end that fewer than 2^59 elements reach");
-  if (is_float) start = NIB_REAL(as_real(start));
   nib_stream *stream = nib_lua_current_stream(L, "arange", make.device);
   nib_lua_object *object = create(L, "arange", make, 1, &size);
   NIB_LUA_DO(L, "arange", nib_tensor_arange(stream, object->tensor, start, step));

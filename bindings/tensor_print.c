@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../runtime/floats.h"
 #include "args.h"
 
 #define FULL_COUNT 1000  /* tensors of more elements are elided */
@@ -102,8 +103,7 @@ static void choose_format(struct print *print, const nib_number *values, int64_t
 
 static int format_number(const struct print *print, nib_number number, char *text) {
   if (!number.is_float) return snprintf(text, NUMBER_WIDTH, "%lld", (long long)number.integer);
-  if (isnan(number.real)) return snprintf(text, NUMBER_WIDTH, "nan"); /* printf may show its sign */
-  return snprintf(text, NUMBER_WIDTH, print->format, number.real);
+  return nib_format_real(text, NUMBER_WIDTH, print->format, number.real);
 }
 
 static void add_row(luaL_Buffer *text, const struct print *print, const nib_number *values) {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "backend.h"
+#include "floats.h"
 
 /* A tensor's elements, row-major, in host memory: in place where they can be, otherwise a copy. */
 struct elements {
@@ -85,6 +86,8 @@ nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double
   nib_status status = open_both("tensor:allclose", a, b, &ea, &eb);
   if (status != NIB_OK) return status;
   *out = true;
+  struct nib_floats floats;
+  nib_floats_enter(&floats);
   for (int64_t i = 0, n = nib_tensor_numel(a); i < n && *out; i++) {
     status = go_on(nib_tensor_runtime(a), "tensor:allclose", i);
     if (status != NIB_OK) break;
@@ -97,6 +100,7 @@ nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double
       *out = fabs(x - y) <= atol + rtol * fabs(y);
   }
   *out = *out && status == NIB_OK;
+  nib_floats_leave(&floats);
   close_elements(a, &ea);
   close_elements(b, &eb);
   return status;
@@ -108,6 +112,8 @@ nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int
   *index = -1;
   nib_status status = open_both("tensor:max_error", a, b, &ea, &eb);
   if (status != NIB_OK) return status;
+  struct nib_floats floats;
+  nib_floats_enter(&floats);
   for (int64_t i = 0, n = nib_tensor_numel(a); i < n && !isnan(*error); i++) {
     status = go_on(nib_tensor_runtime(a), "tensor:max_error", i);
     if (status != NIB_OK) break;
@@ -117,6 +123,7 @@ nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int
     *error = difference;
     *index = i;
   }
+  nib_floats_leave(&floats);
   close_elements(a, &ea);
   close_elements(b, &eb);
   return status;
@@ -128,12 +135,15 @@ nib_status nib_tensor_amax(nib_tensor *tensor, double *out) {
   nib_status status = nib_enter(nib_tensor_runtime(tensor));
   if (status == NIB_OK) status = open_elements(tensor, &elements);
   if (status != NIB_OK) return status;
+  struct nib_floats floats;
+  nib_floats_enter(&floats);
   for (int64_t i = 0, n = nib_tensor_numel(tensor); i < n; i++) {
     status = go_on(nib_tensor_runtime(tensor), "tensor:amax", i);
     if (status != NIB_OK) break;
     double x = fabs(element(tensor->dtype, &elements, i));
     if (x > *out) *out = x;
   }
+  nib_floats_leave(&floats);
   close_elements(tensor, &elements);
   return status;
 }

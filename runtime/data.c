@@ -1,17 +1,35 @@
 /* Filling tensors, copying between them, and moving their elements to and from the host. */
-#include <fenv.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "../kernels/convert.h"
 #include "../kernels/cpu/kernel.h"
 #include "backend.h"
+#include "floats.h"
 
 /* ---- Single elements ----------------------------------------------------------------------------------------------- */
 
+/* The float32 as a float64, by its bits alone: the caller's thread may flush subnormals. */
+static nib_number real_of_bits(uint32_t bits) {
+  uint64_t magnitude = bits & ~NIB_F32_SIGN, wide = magnitude << 29;
+  if (magnitude >= NIB_F32_INFINITY)
+    wide |= (uint64_t)0x7FF << 52; /* infinity and NaN */
+  else if (magnitude >= 1u << 23)
+    wide += (uint64_t)(1023 - 127) << 52;
+  else if (magnitude > 0) {
+    int shift = __builtin_clz((uint32_t)magnitude) - 8; /* until the first bit is where a normal number's would be */
+    wide = (magnitude << (29 + shift)) + ((uint64_t)(1023 - 127 - shift) << 52);
+  }
+  wide |= (uint64_t)(bits & NIB_F32_SIGN) << 32;
+  double real;
+  memcpy(&real, &wide, sizeof real);
+  return NIB_REAL(real);
+}
+
 nib_number nib_element_to_number(nib_dtype dtype, const void *element) {
   union {
-    float f;
+    uint32_t u;
     uint16_t h;
     uint8_t b;
     int8_t c;
@@ -20,10 +38,10 @@ nib_number nib_element_to_number(nib_dtype dtype, const void *element) {
   } bits = { 0 };
   memcpy(&bits, element, nib_dtype_bytes(dtype));
   switch (dtype) {
-  case NIB_FLOAT32: return NIB_REAL(bits.f);
-  case NIB_FLOAT16: return NIB_REAL(nib_f32_from_f16(bits.h));
-  case NIB_BFLOAT16: return NIB_REAL(nib_f32_from_bf16(bits.h));
-  case NIB_FLOAT8_E4M3FN: return NIB_REAL(nib_e4m3_decode(bits.b));
+  case NIB_FLOAT32: return real_of_bits(bits.u);
+  case NIB_FLOAT16: return real_of_bits(nib_bits_from_f32(nib_f32_from_f16(bits.h)));
+  case NIB_BFLOAT16: return real_of_bits((uint32_t)bits.h << 16);
+  case NIB_FLOAT8_E4M3FN: return real_of_bits(nib_bits_from_f32(nib_e4m3_decode(bits.b)));
   case NIB_UINT8: return NIB_INTEGER(bits.b);
   case NIB_INT8: return NIB_INTEGER(bits.c);
   case NIB_UINT16: return NIB_INTEGER(bits.h);
@@ -49,7 +67,7 @@ static bool integer_range(nib_dtype dtype, int64_t *low, int64_t *high) {
   return !nib_dtype_is_float(dtype);
 }
 
-bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) {
+static bool element_from_number(nib_dtype dtype, nib_number number, void *element) {
   if (nib_dtype_bytes(dtype) == 0) return false;
   int64_t low, high, integer;
   if (integer_range(dtype, &low, &high)) {
@@ -57,9 +75,6 @@ bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) 
     memcpy(element, &integer, nib_dtype_bytes(dtype)); /* little endian, like the formats */
     return true;
   }
-  fenv_t host; /* the caller's thread may round differently or flush subnormals */
-  fegetenv(&host);
-  fesetenv(FE_DFL_ENV);
   double real = number.is_float ? number.real : nib_f64_odd_from_i64(number.integer);
   float single = (float)real; /* once rounded: an integer beyond 2^53 was rounded to odd before */
   uint32_t bits;
@@ -69,9 +84,18 @@ bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) 
   case NIB_BFLOAT16: bits = nib_bf16_from_f64(real); break;
   default: bits = nib_e4m3_from_f64(real); break;
   }
-  fesetenv(&host);
   memcpy(element, &bits, nib_dtype_bytes(dtype));
   return true;
+}
+
+bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) {
+  struct nib_floats floats;
+  nib_floats_enter(&floats);
+  NIB_OPAQUE(number);
+  bool fits = element_from_number(dtype, number, element);
+  NIB_OPAQUE(fits);
+  nib_floats_leave(&floats);
+  return fits;
 }
 
 /* ---- Fill and copy --------------------------------------------------------------------------------------------------- */
@@ -99,10 +123,12 @@ nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number va
   if (status != NIB_OK) return status;
   struct nib_fill_params params = { .destination = nib_tensor_data(tensor), .type = (int32_t)tensor->dtype };
   if (!nib_element_from_number(tensor->dtype, value, &params.bits)) {
+    char got[32];
     if (value.is_float)
-      return nib_fail(rt, NIB_INVALID, "tensor:fill: value: expected a value of %s, got %g", nib_dtype_name(tensor->dtype), value.real);
-    return nib_fail(rt, NIB_INVALID, "tensor:fill: value: expected a value of %s, got %lld", nib_dtype_name(tensor->dtype),
-                    (long long)value.integer);
+      nib_format_real(got, sizeof got, "%g", value.real);
+    else
+      snprintf(got, sizeof got, "%lld", (long long)value.integer);
+    return nib_fail(rt, NIB_INVALID, "tensor:fill: value: expected a value of %s, got %s", nib_dtype_name(tensor->dtype), got);
   }
   if (nib_tensor_numel(tensor) == 0) return nib_check_stream(stream, "tensor:fill");
   for (int32_t i = 0; i < tensor->ndim; i++) {
@@ -371,6 +397,10 @@ nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib_number 
   nib_status status = check_sequence(stream, "arange", tensor);
   if (status != NIB_OK) return status;
   bool is_float = start.is_float || step.is_float;
+  struct nib_floats floats;
+  nib_floats_enter(&floats);
+  NIB_OPAQUE(start);
+  NIB_OPAQUE(step);
   struct nib_arange_params params = {
     .out = nib_tensor_data(tensor),
     .type = (int32_t)tensor->dtype,
@@ -381,6 +411,8 @@ nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib_number 
     .start_real = start.is_float ? start.real : (double)start.integer,
     .step_real = step.is_float ? step.real : (double)step.integer,
   };
+  NIB_OPAQUE(params);
+  nib_floats_leave(&floats);
   nib_access access = { tensor, true, "tensor", NULL };
   return nib_launch(stream, "arange", NIB_KERNEL_ARANGE, &params, sizeof params, &access, 1);
 }

@@ -18,6 +18,9 @@
  * queued work is reported once, by the next wait: FAULT for contents that an operation refused, by any wait on the device; STREAM
  * for a function of nib_stream_call, by a wait on its stream, on one of its events, on a tensor or on the device.
  *
+ * Floats. Results and messages are the same whatever the caller's rounding mode is, whether its thread flushes subnormals, and
+ * what its locale is.
+ *
  * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait: negative
  * waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only where they say
  * so (with two devices: nib_tensor_copy, nib_stream_wait, nib_graph_replay), and in two cases: a stream of the CPU whose queue is

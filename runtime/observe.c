@@ -29,6 +29,10 @@ static nib_attribute integer(const char *name, int64_t value) {
 static nib_attribute boolean(const char *name, bool value) { return (nib_attribute){ name, NIB_ATTRIBUTE_BOOLEAN, value, 0 }; }
 static nib_attribute real(const char *name, double value) { return (nib_attribute){ name, NIB_ATTRIBUTE_REAL, 0, value }; }
 
+static nib_attribute single(const char *name, const float *value) {
+  return real(name, nib_element_to_number(NIB_FLOAT32, value).real);
+}
+
 static nib_attribute number(const char *name, nib_number value) {
   return value.is_float ? real(name, value.real) : integer(name, value.integer);
 }
@@ -38,8 +42,8 @@ static int32_t attributes_of(const struct nib_work *work, nib_attribute *out) {
   switch (work->kernel) {
   case NIB_KERNEL_APPEND: {
     const struct nib_append_params *params = work->params;
-    if (!params->k_scale.pointer) out[count++] = real("k_scale", (double)params->k_scale.value);
-    if (!params->v_scale.pointer) out[count++] = real("v_scale", (double)params->v_scale.value);
+    if (!params->k_scale.pointer) out[count++] = single("k_scale", &params->k_scale.value);
+    if (!params->v_scale.pointer) out[count++] = single("v_scale", &params->v_scale.value);
     break;
   }
   case NIB_KERNEL_MATERIALIZE: {
@@ -60,7 +64,7 @@ static int32_t attributes_of(const struct nib_work *work, nib_attribute *out) {
   }
   case NIB_KERNEL_QUANTIZE_CACHE: {
     const struct nib_quantize_cache_params *params = work->params;
-    if (!params->global_sf.pointer && !params->amax) out[count++] = real("global_sf", (double)params->global_sf.value);
+    if (!params->global_sf.pointer && !params->amax) out[count++] = single("global_sf", &params->global_sf.value);
     break;
   }
   case NIB_KERNEL_FILL: {

@@ -1,6 +1,5 @@
 /* Runtimes: configuration, host memory, errors, devices, closing. */
 #define _GNU_SOURCE /* madvise, recursive mutexes */
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "backend.h"
+#include "floats.h"
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
 
@@ -145,10 +145,8 @@ static nib_status take_fault(nib_device *device) {
   char value[48];
   if (!fault->is_float)
     snprintf(value, sizeof value, "%lld", (long long)fault->integer);
-  else if (isnan(fault->real))
-    snprintf(value, sizeof value, "nan");
   else
-    snprintf(value, sizeof value, "%.9g", fault->real);
+    nib_format_real(value, sizeof value, "%.9g", fault->real);
   uint32_t operation = fault->operation, content = fault->content;
   int64_t index = fault->index;
   __atomic_store_n(&fault->state, 0, __ATOMIC_RELEASE);

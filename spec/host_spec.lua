@@ -49,6 +49,11 @@ describe("a host in C", function()
     run("parallel_for", { cflags = "-frounding-math" })
   end)
 
+  it("may flush subnormals, round as it likes and be built with -ffast-math: no value, comparison or text changes", function()
+    run("floats", { lua = true })
+    run("floats", { lua = true, cflags = "-ffast-math" }) -- which flushes subnormals in every program that is linked so
+  end)
+
   it("sees asynchronous work: held streams, events, writes, releases, replays, errors", function()
     run("async", reads_tensors)
   end)

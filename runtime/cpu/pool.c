@@ -1,8 +1,8 @@
 /* Spreading one kernel over threads: the runtime's own, or the host's through its parallel_for. */
 #define _POSIX_C_SOURCE 200809L
-#include <fenv.h>
 #include <signal.h>
 
+#include "../floats.h"
 #include "cpu.h"
 
 /* A new thread inherits the signal mask of the one that starts it, and must not take the host's signals. */
@@ -51,13 +51,12 @@ static void *pool_thread(void *argument) {
 
 static void host_chunk(void *context, size_t index) {
   struct nib_cpu_region *region = context;
-  fenv_t host; /* the host's threads may round differently or flush subnormals */
-  fegetenv(&host);
-  fesetenv(FE_DFL_ENV);
+  struct nib_floats floats;
+  nib_floats_enter(&floats);
   int64_t begin = (int64_t)index * region->chunk;
   int64_t end = region->count - begin > region->chunk ? begin + region->chunk : region->count;
   region->body(region->argument, begin, end);
-  fesetenv(&host);
+  nib_floats_leave(&floats);
 }
 
 static void pool_run(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {

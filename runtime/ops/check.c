@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../floats.h"
+
 struct nib_check nib_check_begin(nib_stream *stream, enum nib_operation operation) {
   struct nib_check c = { stream, stream->device->runtime, nib_operation_names[operation], NIB_OK };
   c.status = nib_check_stream(stream, c.operation);
@@ -184,13 +186,21 @@ struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, con
     if (c->status == NIB_OK) scale.pointer = nib_tensor_data(source->tensor);
     return scale;
   }
-  scale.value = (float)source->value;
-  if (!(scale.value > 0) || isinf(scale.value))
-    nib_check_fail(c, parameter, "expected a positive finite float32 value, got %.9g", source->value);
-  else if (c->stream->capture && c->status == NIB_OK)
+  struct nib_floats floats;
+  double value = source->value;
+  nib_floats_enter(&floats);
+  NIB_OPAQUE(value);
+  scale.value = (float)value;
+  bool valid = scale.value > 0 && !isinf(scale.value);
+  NIB_OPAQUE(valid);
+  nib_floats_leave(&floats);
+  char got[32];
+  nib_format_real(got, sizeof got, "%.9g", value);
+  if (!valid) nib_check_fail(c, parameter, "expected a positive finite float32 value, got %s", got);
+  if (valid && c->stream->capture && c->status == NIB_OK)
     c->status = nib_fail(c->rt, NIB_CAPTURING,
                          "%s: %s: expected a float32 tensor of one element while the stream captures (a number would be fixed in the "
-                         "graph), got the number %.9g",
-                         c->operation, parameter, source->value);
+                         "graph), got the number %s",
+                         c->operation, parameter, got);
   return scale;
 }

@@ -1,7 +1,7 @@
 /* rope_table */
-#include <fenv.h>
 #include <math.h>
 
+#include "../floats.h"
 #include "check.h"
 
 nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta, nib_dtype dtype, nib_tensor **out) {
@@ -9,7 +9,11 @@ nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta
   struct nib_check c = nib_check_begin(stream, NIB_OPERATION_ROPE_TABLE);
   if (max_position < 0 || max_position > (int64_t)1 << 31)
     nib_check_fail(&c, "max_position", "expected 0..2147483648, got %lld", (long long)max_position);
-  if (!(theta >= 1) || isinf(theta)) nib_check_fail(&c, "theta", "expected a finite number >= 1, got %g", theta);
+  if (!(theta >= 1) || isinf(theta)) {
+    char got[32];
+    nib_format_real(got, sizeof got, "%g", theta);
+    nib_check_fail(&c, "theta", "expected a finite number >= 1, got %s", got);
+  }
   if (c.status == NIB_OK) c.status = nib_check_dtype(c.rt, c.operation, dtype);
   if (dtype != NIB_FLOAT32 && dtype != NIB_FLOAT16 && dtype != NIB_BFLOAT16)
     nib_check_fail(&c, "dtype", "expected float32, float16 or bfloat16, got %s", nib_dtype_name(dtype));
@@ -18,12 +22,11 @@ nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta
   nib_status status = nib_tensor_create(stream->device, dtype, 2, (int64_t[]){ max_position, NIB_MLA_ROPE }, &table);
   if (status != NIB_OK) return status;
   struct nib_rope_table_params params = { .out = nib_tensor_data(table), .max_position = max_position, .type = (int32_t)dtype };
-  fenv_t host; /* the caller's thread may round differently */
-  fegetenv(&host);
-  fesetenv(FE_DFL_ENV);
+  struct nib_floats floats;
+  nib_floats_enter(&floats);
   /* theta^(-2p/64), on the host for every device, so that libm's last bit is the same everywhere. */
   for (int p = 0; p < NIB_MLA_ROPE / 2; p++) params.inv_freq[p] = pow(theta, -2.0 * p / NIB_MLA_ROPE);
-  fesetenv(&host);
+  nib_floats_leave(&floats);
   nib_access access = { table, true, "rope_table", NULL };
   if (max_position > 0) status = nib_launch(stream, c.operation, NIB_KERNEL_ROPE_TABLE, &params, sizeof params, &access, 1);
   if (status != NIB_OK)
