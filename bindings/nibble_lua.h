@@ -85,8 +85,10 @@ typedef struct nib_sandbox_values {
 NIB_API nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values, int64_t budget_us);
 
 /* Runs a function of the host's in the sandbox's state: index 1 is the table of what every script's environment starts from, to
- * which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the script's hands. */
-NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user);
+ * which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the script's hands. `state` may
+ * have a metatable of the script's: lua_rawset and lua_rawget call none of its functions, others do, within the budget. */
+NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user,
+                                      int64_t budget_us);
 
 /* From any thread: ends the call that is running, if one is. Between calls it makes waits of the script's runtime TIMEOUT until
  * the next call, which starts anew. */

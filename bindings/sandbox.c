@@ -285,9 +285,9 @@ static int extend(lua_State *L) {
   return 0;
 }
 
-nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user) {
+nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user, int64_t budget_us) {
   struct extension extension = { function, user };
-  return run(sandbox, "extend", extend, &extension, 0);
+  return run(sandbox, "extend", extend, &extension, budget_us);
 }
 
 void nib_sandbox_cancel(nib_sandbox *sandbox) {
@@ -313,9 +313,18 @@ static void set_limits(lua_State *L) {
   lua_pop(L, 1);
 }
 
+/* Long buffers live in userdata whose metatable Lua makes when it is first needed, in two steps: if memory ran out between them,
+ * none would ever work again in this state. */
+static void make_buffers(lua_State *L) {
+  luaL_Buffer buffer;
+  luaL_buffinitsize(L, &buffer, 2 * LUAL_BUFFERSIZE);
+  luaL_pushresultsize(&buffer, 0);
+}
+
 static int open_sandbox(lua_State *L) {
   const nib_sandbox *sandbox = nib_sandbox_of(L);
   lua_settop(L, 0);
+  make_buffers(L);
   if (nib_lua_open(L, sandbox->runtime) != NIB_OK) return lua_error(L);
   set_limits(L);
   nib_sandbox_open(L);

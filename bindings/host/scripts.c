@@ -215,7 +215,7 @@ static void add(struct scripts *scripts, const char *name) {
     free(script);
     return;
   }
-  nib_sandbox_extend(script->sandbox, add_host, scripts);
+  nib_sandbox_extend(script->sandbox, add_host, scripts, LOAD_US);
   scripts->list[scripts->count++] = script;
 }
 

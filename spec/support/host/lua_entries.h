@@ -110,7 +110,7 @@ static void add_functions(lua_State *L, void *user) {
   lua_setfield(L, 1, "host");
 }
 
-ENTRY(sandbox_extend) { return told(w, nib_sandbox_extend(w->sandbox, add_functions, NULL)); }
+ENTRY(sandbox_extend) { return told(w, nib_sandbox_extend(w->sandbox, add_functions, NULL, 60000000)); }
 
 /* A host's own state, with the world's runtime. */
 ENTRY(lua_open) {
