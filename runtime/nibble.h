@@ -363,8 +363,9 @@ NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t siz
 
 /* ---- Operations ------------------------------------------------------------------------------------------------------
  * Formats, arithmetic and the meaning of each parameter: README.md, "The formats". All are checked, asynchronous and
- * capturable; descriptors are zero-initialised. Contents that they refuse (bad page indices, scales, positions ...) are
- * skipped, and a fault. */
+ * capturable; descriptors are zero-initialised. Whatever their tensors contain, they touch nothing outside them; what each does
+ * with slots, page indices, lengths, positions and scales that lead nowhere is said at it. "Fault": the next wait reports it.
+ * Negative lengths count as 0 everywhere. */
 
 typedef enum nib_layout { NIB_NHD, NIB_HND } nib_layout;
 
@@ -380,7 +381,8 @@ typedef struct nib_scale_source {
   double value;
 } nib_scale_source;
 
-/* page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping */
+/* page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping. Slots outside the cache are skipped, without a fault. A scale (in a
+ * tensor) that is not positive and finite: nothing is written, neither K nor V, and a fault. */
 typedef struct nib_append_desc {
   nib_tensor *append_key, *append_value; /* [rows, heads, head_dim] float16 or bfloat16 */
   nib_tensor *slot_mapping;              /* [nnz] int32 or int64, nnz <= rows */
@@ -391,7 +393,9 @@ typedef struct nib_append_desc {
 } nib_append_desc;
 NIB_API nib_status nib_append(nib_stream *stream, const nib_append_desc *desc);
 
-/* quantization.nvfp4_kv_materialize_fp8 */
+/* quantization.nvfp4_kv_materialize_fp8. A page index outside the cache: its plane (K or V) of the result's page is zeros, and a
+ * fault. A length beyond max_kv_len is cut there, and a fault. A range in kv_page_indptr that decreases, holds too few pages or
+ * leaves 0..num_pages: those pages are written that fit into it, and a fault. */
 typedef struct nib_materialize_desc {
   nib_tensor *k_cache, *v_cache;               /* uint8 HND [pages, heads, page_size, head_dim/2] */
   nib_tensor *k_block_scales, *v_block_scales; /* float8_e4m3fn or uint8 [..., head_dim/16]; V's interleaved */
@@ -405,11 +409,14 @@ typedef struct nib_materialize_desc {
   bool has_num_pages;
 } nib_materialize_desc;
 /* Results: [num_pages+1, 2, heads, page_size, head_dim] float8_e4m3fn (another handle on `out` if that was given) and int32
- * [batch, ceil(max_kv_len/page_size)]. */
+ * [batch, ceil(max_kv_len/page_size)]. Page 0 is zeros. Request b's page j (those that its length reaches, whole) is page
+ * kv_page_indptr[b] + j + 1, without it b * ceil(max_kv_len/page_size) + j + 1; the table has these numbers, and 0 where there is no
+ * page. All other pages are not written: as they were in `out`, unspecified in a result that is allocated. */
 NIB_API nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc, nib_tensor **kv_cache_fp8,
                                    nib_tensor **fp8_block_tables);
 
-/* quantization.nvfp4_kv_dequantize_paged */
+/* quantization.nvfp4_kv_dequantize_paged. No fault: tokens at or past seq_lens (cut at max_seq_len), and those whose page index is
+ * outside the cache, are left unchanged in the outputs; scales are used as they are. */
 typedef struct nib_dequantize_desc {
   nib_cache paged_kv_cache, kv_cache_sf;
   nib_tensor *block_tables;        /* int32 or int64 [batch, columns] */
@@ -420,7 +427,9 @@ typedef struct nib_dequantize_desc {
 } nib_dequantize_desc;
 NIB_API nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc);
 
-/* mla.cake_dsv4_nvfp4_rope_quantize_insert; with q NULL mla.cake_dsv4_nvfp4_kv_rope_quantize_insert */
+/* mla.cake_dsv4_nvfp4_rope_quantize_insert; with q NULL mla.cake_dsv4_nvfp4_kv_rope_quantize_insert. Rows whose slot is outside the
+ * cache, or that have none, are not inserted, without a fault. A position outside the table: its row is not inserted, the 64 RoPE
+ * dimensions of its q heads are zeros, and a fault; positions that are not used (nothing is rotated or inserted) may be anything. */
 typedef struct nib_rope_insert_desc {
   nib_tensor *q;             /* contiguous bfloat16 [tokens, heads, 512], or NULL */
   nib_tensor *kv;            /* contiguous bfloat16 [tokens, 512] */
@@ -441,7 +450,8 @@ NIB_API nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_des
 NIB_API nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout kv_layout, bool inverse,
                                         nib_tensor *out, nib_tensor **result);
 
-/* quantization.nvfp4_quantize_paged_kv_cache */
+/* quantization.nvfp4_quantize_paged_kv_cache. A given global_sf that is not positive and finite or whose reciprocal is not, or an
+ * infinite element where none is given: that tensor's data and scales are zeros, and a fault. */
 typedef struct nib_quantize_cache_desc {
   nib_tensor *k_cache, *v_cache; /* float16 or bfloat16 [pages, heads, page_size, head_dim] (HND) or NHD */
   nib_layout kv_layout;          /* note: the Lua function's default is HND */
@@ -455,7 +465,8 @@ typedef struct nib_quantized_cache {
 } nib_quantized_cache;
 NIB_API nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out);
 
-/* mla.dequantize_cache: bfloat16 [n, 512] of the records in `slots` (int32 or int64 [n]). */
+/* mla.dequantize_cache: bfloat16 [n, 512] of the records in `slots` (int32 or int64 [n]). A slot outside the cache gives a row of
+ * zeros, and a fault. */
 NIB_API nib_status nib_mla_dequantize(nib_stream *stream, nib_tensor *cache, nib_tensor *slots, nib_tensor **rows);
 
 /* rope_table: [max_position, 64], cos | sin of position * theta^(-2p/64), float32, float16 or bfloat16. */

@@ -509,7 +509,8 @@ function kernel:close() end
 nibble.page = {}
 
 --- Quantizes K/V rows to NVFP4 and writes each to its slot. Row i goes to page slot // page_size, entry slot % page_size;
---- slots < 0 or >= num_pages*page_size are skipped. Scales are written linear.
+--- slots < 0 or >= num_pages*page_size are skipped, without a fault. A scale tensor that is not positive and finite: nothing is
+--- written, and a content fault. Scales are written linear.
 ---@param append_key nibble.tensor    [rows, heads, head_dim] float16 or bfloat16, last dimension contiguous
 ---@param append_value nibble.tensor  same shape and dtype
 ---@param slot_mapping nibble.tensor  [nnz] int32 or int64, nnz <= rows
@@ -522,7 +523,9 @@ function nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(appe
 
 nibble.quantization = {}
 
---- Turns the pages that requests reach into an E4M3 cache: element = E4M3(E2M1 value * block scale).
+--- Turns the pages that requests reach into an E4M3 cache: element = E4M3(E2M1 value * block scale). Other pages but page 0 are not
+--- written: unspecified without `out`. A page index outside the cache gives zeros, a length beyond max_kv_len is cut, of a bad range
+--- in kv_page_indptr the pages that fit are written; each with a content fault.
 ---@param k_cache nibble.tensor         uint8 HND [num_pages, heads, page_size, head_dim/2], head_dim % 64 == 0, page_size % 4 == 0
 ---@param v_cache nibble.tensor         same shape
 ---@param k_block_scales nibble.tensor  uint8 or float8_e4m3fn [num_pages, heads, page_size, head_dim/16], linear
@@ -535,8 +538,8 @@ nibble.quantization = {}
 ---@return nibble.tensor fp8_block_tables  int32 [batch, ceil(max_kv_len/page_size)]
 function nibble.quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_block_scales, v_block_scales, block_tables, seq_lens, max_kv_len, opts) end
 
---- Gathers and dequantizes requests: out = (E2M1 value * block scale) * global scale. Tokens at or past seq_lens[b] are
---- left unchanged. K and V may differ in head_dim.
+--- Gathers and dequantizes requests: out = (E2M1 value * block scale) * global scale. Tokens at or past seq_lens[b], and those
+--- whose page index is outside the cache, are left unchanged, without a fault. K and V may differ in head_dim.
 ---@param paged_kv_cache nibble.cache   uint8, as in the append
 ---@param kv_cache_sf nibble.cache      linear scales
 ---@param block_tables nibble.tensor    int32 or int64 [batch, >= ceil(max_seq_len/page_size)]
@@ -557,7 +560,8 @@ function nibble.quantization.nvfp4_kv_dequantize_paged(paged_kv_cache, kv_cache_
 function nibble.quantization.swizzle_v_scales(v_sf, kv_layout, opts) end
 
 --- Quantizes whole caches. Per tensor: global_sf as given, or 448 / max(amax, 1e-12); g = 1 / global_sf; V scales
---- interleaved.
+--- interleaved. A given global_sf that is not positive and finite or whose reciprocal is not, or an infinite element where none is
+--- given: zeros, and a content fault.
 ---@param k_cache nibble.tensor  float16 or bfloat16 HND [num_pages, heads, page_size, head_dim] or NHD; head_dim % 64 == 0, page_size % 4 == 0
 ---@param v_cache nibble.tensor  same shape and dtype
 ---@param kv_layout? nibble.layout|{kv_layout?: nibble.layout, k_global_sf?: nibble.scale, v_global_sf?: nibble.scale}  default "HND"
@@ -571,7 +575,9 @@ function nibble.quantization.nvfp4_quantize_paged_kv_cache(k_cache, v_cache, kv_
 
 nibble.mla = {}
 
---- Rotates q, then rotates, quantizes and inserts kv into a DeepSeek-V4 NVFP4 cache.
+--- Rotates q, then rotates, quantizes and inserts kv into a DeepSeek-V4 NVFP4 cache. Rows without a slot, or with one outside the
+--- cache, are not inserted, without a fault. A used position outside the table: its row is not inserted, the 64 RoPE dimensions of
+--- its q heads are zeros, and a content fault.
 ---@param q nibble.tensor              contiguous bfloat16 [tokens, heads, 512]
 ---@param kv nibble.tensor             contiguous bfloat16 [tokens, 512]
 ---@param cache nibble.tensor          uint8 [num_pages, page_size, 384], [num_pages, 1, page_size, 384] or [num_pages, page_size, 1, 384]; page stride a multiple of 16, compact inside a page
