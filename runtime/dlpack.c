@@ -1,5 +1,5 @@
 /* Tensors from and to other frameworks in the same process, by DLPack. */
-#include "dlpack.h"
+#include "nibble_dlpack.h"
 
 #include <stdio.h>
 
@@ -15,10 +15,17 @@ struct element {
 
 /* Out goes the first of a dtype. */
 static const struct element elements[] = {
-  { DLPACK_FLOAT, 32, 1, NIB_FLOAT32 },    { DLPACK_FLOAT, 16, 1, NIB_FLOAT16 }, { DLPACK_BFLOAT, 16, 1, NIB_BFLOAT16 },
-  { DLPACK_E4M3FN, 8, 1, NIB_FLOAT8_E4M3FN }, { DLPACK_UINT, 8, 1, NIB_UINT8 },  { DLPACK_INT, 8, 1, NIB_INT8 },
-  { DLPACK_UINT, 16, 1, NIB_UINT16 },      { DLPACK_INT, 32, 1, NIB_INT32 },     { DLPACK_INT, 64, 1, NIB_INT64 },
-  { DLPACK_BOOL, 8, 1, NIB_UINT8 },        { DLPACK_E2M1FN, 4, 2, NIB_UINT8 }, /* two codes, the earlier in the low bits */
+  { NIB_DLPACK_FLOAT, 32, 1, NIB_FLOAT32 },
+  { NIB_DLPACK_FLOAT, 16, 1, NIB_FLOAT16 },
+  { NIB_DLPACK_BFLOAT, 16, 1, NIB_BFLOAT16 },
+  { NIB_DLPACK_E4M3FN, 8, 1, NIB_FLOAT8_E4M3FN },
+  { NIB_DLPACK_UINT, 8, 1, NIB_UINT8 },
+  { NIB_DLPACK_INT, 8, 1, NIB_INT8 },
+  { NIB_DLPACK_UINT, 16, 1, NIB_UINT16 },
+  { NIB_DLPACK_INT, 32, 1, NIB_INT32 },
+  { NIB_DLPACK_INT, 64, 1, NIB_INT64 },
+  { NIB_DLPACK_BOOL, 8, 1, NIB_UINT8 },
+  { NIB_DLPACK_E2M1FN, 4, 2, NIB_UINT8 }, /* two codes, the earlier in the low bits */
 };
 #define ELEMENT_COUNT (sizeof elements / sizeof *elements)
 
@@ -30,12 +37,13 @@ static void call_deleter(void *user) {
 }
 
 /* The device that its memory is of; *pinned_by: the GPU that copies to and from it directly. */
-static nib_status find_device(nib_runtime *rt, const struct dlpack_tensor *from, nib_device **device, nib_device **pinned_by) {
+static nib_status find_device(nib_runtime *rt, const struct nib_dlpack_tensor *from, nib_device **device,
+                              nib_device **pinned_by) {
   char name[24];
   switch (from->device_type) {
-  case DLPACK_CUDA_HOST: *pinned_by = nib_find_pinning(rt); /* fall through */
-  case DLPACK_CPU: *device = &rt->devices[0]; return NIB_OK;
-  case DLPACK_CUDA: snprintf(name, sizeof name, "cuda:%d", (int)from->device_id); return nib_device_find(rt, name, device);
+  case NIB_DLPACK_CUDA_HOST: *pinned_by = nib_find_pinning(rt); /* fall through */
+  case NIB_DLPACK_CPU: *device = &rt->devices[0]; return NIB_OK;
+  case NIB_DLPACK_CUDA: snprintf(name, sizeof name, "cuda:%d", (int)from->device_id); return nib_device_find(rt, name, device);
   default:
     return nib_fail(rt, NIB_INVALID, "from_dlpack: device: expected memory of the CPU (1), of CUDA (2) or pinned by CUDA (3), got "
                     "device type %d", (int)from->device_type);
@@ -47,15 +55,15 @@ nib_status nib_tensor_from_dlpack(nib_runtime *rt, struct DLManagedTensorVersion
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
   if (!managed) return nib_fail(rt, NIB_INVALID, "from_dlpack: managed: expected a DLManagedTensorVersioned, got NULL");
-  if (managed->major != DLPACK_MAJOR)
+  if (managed->major != NIB_DLPACK_MAJOR)
     return nib_fail(rt, NIB_INVALID, "from_dlpack: version: expected DLPack 1, got %u.%u", (unsigned)managed->major,
                     (unsigned)managed->minor);
-  const struct dlpack_tensor *from = &managed->tensor;
+  const struct nib_dlpack_tensor *from = &managed->tensor;
   size_t i = 0;
   while (i < ELEMENT_COUNT &&
          !(elements[i].code == from->code && elements[i].bits == from->bits && elements[i].lanes == from->lanes))
     i++;
-  if (i == ELEMENT_COUNT || (from->bits < 8 && managed->flags & DLPACK_PADDED))
+  if (i == ELEMENT_COUNT || (from->bits < 8 && managed->flags & NIB_DLPACK_PADDED))
     return nib_fail(rt, NIB_INVALID,
                     "from_dlpack: dtype: expected float 32 or 16, bfloat 16, float8_e4m3fn, int 8, 32 or 64, uint 8 or 16, bool, of "
                     "one lane each, or packed float4_e2m1fn of two, got code %d of %d bits and %d lanes",
@@ -65,7 +73,7 @@ nib_status nib_tensor_from_dlpack(nib_runtime *rt, struct DLManagedTensorVersion
   if (status != NIB_OK) return status;
   nib_wrap_desc desc = { .dtype = elements[i].dtype, .ndim = from->ndim, .shape = from->shape, .stride = from->strides,
                          .data = from->data ? (char *)from->data + from->byte_offset : NULL,
-                         .read_only = managed->flags & DLPACK_READ_ONLY, .release = call_deleter, .user = managed };
+                         .read_only = managed->flags & NIB_DLPACK_READ_ONLY, .release = call_deleter, .user = managed };
   return nib_wrap(device, pinned_by, "from_dlpack", &desc, out);
 }
 
@@ -148,13 +156,13 @@ nib_status nib_tensor_to_dlpack(nib_tensor *tensor, intptr_t consumer_stream, st
   }
   bool pinned = tensor->storage->pinned_by != NULL;
   export->managed = (struct DLManagedTensorVersioned){
-    .major = DLPACK_MAJOR,
-    .minor = DLPACK_MINOR,
+    .major = NIB_DLPACK_MAJOR,
+    .minor = NIB_DLPACK_MINOR,
     .manager_ctx = export,
     .deleter = come_back,
-    .flags = tensor->storage->read_only ? DLPACK_READ_ONLY : 0,
+    .flags = tensor->storage->read_only ? NIB_DLPACK_READ_ONLY : 0,
     .tensor = { .data = nib_tensor_numel(tensor) > 0 ? nib_tensor_data(tensor) : NULL,
-                .device_type = pinned ? DLPACK_CUDA_HOST : device->backend->host_memory ? DLPACK_CPU : DLPACK_CUDA,
+                .device_type = pinned ? NIB_DLPACK_CUDA_HOST : device->backend->host_memory ? NIB_DLPACK_CPU : NIB_DLPACK_CUDA,
                 .device_id = device->backend->host_memory ? 0 : (int32_t)(device - rt->devices) - 1,
                 .ndim = tensor->ndim,
                 .code = elements[i].code,

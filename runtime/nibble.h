@@ -58,7 +58,7 @@ typedef struct nib_stream nib_stream;
 typedef struct nib_event nib_event;
 typedef struct nib_graph nib_graph;
 typedef struct nib_semaphore nib_semaphore;
-struct DLManagedTensorVersioned; /* of dlpack.h, version 1 */
+struct DLManagedTensorVersioned; /* of DLPack's dlpack.h, version 1; nibble_dlpack.h declares it too */
 
 /* ---- Status ------------------------------------------------------------------------------------------------------- */
 
@@ -550,9 +550,9 @@ typedef struct nib_wrap_desc {
  * `release` is never called. */
 NIB_API nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc, nib_tensor **out);
 
-/* DLPack 1, for frameworks in the same process. float8_e4m3fn is DLPack's type of that name; packed E2M1 goes out as uint8 and
- * comes in as uint8 or as float4_e2m1fn of two lanes; bool comes in as uint8. Devices are the CPU, CUDA's (device_id N is "cuda:N")
- * and memory that CUDA has pinned.
+/* DLPack 1, for frameworks in the same process; nibble_dlpack.h has the structure. float8_e4m3fn is DLPack's type of that name;
+ * packed E2M1 goes out as uint8 and comes in as uint8 or as float4_e2m1fn of two lanes; bool comes in as uint8. Devices are the CPU,
+ * CUDA's (device_id N is "cuda:N") and memory that CUDA has pinned.
  *
  * From a framework: the tensor owns `managed` from now on and calls its deleter as `release` above is called. If it fails (another
  * major version, a device or an element type that there is not, negative strides), `managed` is still the caller's. On a GPU its

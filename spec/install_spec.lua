@@ -85,8 +85,8 @@ describe("the installed tree", function()
   end
 
   it("has what it should have, and nothing else", function()
-    local expected = { "bin/nibble", "include/nibble.h", "include/nibble_lua.h", "include/nibble_tools.h",
-      "lib/libnibble.a", "lib/libnibble.so",
+    local expected = { "bin/nibble", "include/nibble.h", "include/nibble_dlpack.h", "include/nibble_lua.h",
+      "include/nibble_tools.h", "lib/libnibble.a", "lib/libnibble.so",
       "lib/libnibble.so.2", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
       "lib/pkgconfig/nibble.pc", "share/doc/nibble/CHANGELOG.md", "share/doc/nibble/LICENSE", "share/doc/nibble/README.md",
       "share/man/man1/nibble.1" }
@@ -115,9 +115,16 @@ describe("the installed tree", function()
     assert.matches("^prefix=/opt/nibble\n", process.read(staged .. "/lib/pkgconfig/nibble.pc"))
   end)
 
-  it("may lie below a name with blanks and quotes, and is removed without a file left but others'", function()
+  it("may be read by everybody, whoever installs", function()
+    local private = folder .. "/private"
+    assert.same(silence, process.run(("umask 077; PREFIX=%s %s/scripts/install"):format(quote(private), quote(root))))
+    local odd = process.run(("cd %s && find . ! -type l ! -perm 644 ! -perm 755 -o -name '*.pc' ! -perm 644"):format(quote(private)))
+    assert.same(silence, odd)
+  end)
+
+  it("may lie below a name with blanks, quotes and comments, and is removed without a file left but others'", function()
     with("cc", "pkg-config")
-    local odd = folder .. "/it's a \"prefix\""
+    local odd = folder .. "/it's a \"pre\\fix\" #1 & [<more>]"
     make_install("PREFIX=" .. quote(odd))
     write(odd .. "/share/nibble/mine", "")
     local built = away([[printf '#include <nibble.h>\nint main(void) { return nib_abi_version() != NIB_ABI_VERSION; }' >odd.c &&
@@ -139,6 +146,19 @@ describe("the installed tree", function()
     end
   end)
 
+  it("may lie below a name that looks like a variable", function()
+    with("cc", "pkg-config")
+    local odd = folder .. "/a$HOME"
+    assert.same(silence, process.run(("PREFIX=%s %s/scripts/install"):format(quote(odd), quote(root))))
+    local built = away([[printf '#include <nibble.h>\nint main(void) { return nib_abi_version() != NIB_ABI_VERSION; }' >odd.c &&
+      cc -o odd odd.c $(pkg-config --cflags --libs nibble) && ./odd]],
+      ("PKG_CONFIG_PATH=%s/lib/pkgconfig LD_LIBRARY_PATH=%s/lib"):format(quote(odd), quote(odd)))
+    assert.same(silence, built)
+    local refused = process.run(("PREFIX=%s %s/scripts/install"):format(quote(folder .. "/two\nlines"), quote(root)))
+    assert.same({ 1, "scripts/install: PREFIX: expected a path of one line, which pkg-config can hold\n" },
+      { refused.status, refused.stderr })
+  end)
+
   local host = process.read(root .. "/README.md"):match("\n```c\n(.-)```")
   local shown = host:match("/%* (%x%x [%x ]*) %*/") .. " "
 
@@ -157,6 +177,29 @@ describe("the installed tree", function()
     assert.same({ status = 0, stdout = shown, stderr = "" }, away(program))
     local static = process.run(("PKG_CONFIG_PATH=%s/lib/pkgconfig pkg-config --static --libs nibble"):format(prefix)).stdout
     for _, library in ipairs({ "-lnibble", "-lm", "-ldl", "-lpthread" }) do assert.is_truthy(static:find(library, 1, true)) end
+  end)
+
+  it("is all that a program needs that gives tensors to a framework", function()
+    local program = compile("framework", [[
+      #include <nibble.h>
+      #include <nibble_dlpack.h>
+      #include <stdio.h>
+      int main(void) {
+        nib_runtime *rt;
+        nib_tensor *tensor;
+        struct DLManagedTensorVersioned *managed;
+        const int64_t shape[] = { 2, 3 };
+        if (nib_runtime_create(NULL, &rt) != NIB_OK) return 1;
+        if (nib_tensor_create(nib_device_at(rt, 0), NIB_BFLOAT16, 2, shape, &tensor) != NIB_OK) return 1;
+        if (nib_tensor_to_dlpack(tensor, -1, &managed) != NIB_OK) return 1;
+        const struct nib_dlpack_tensor *t = &managed->tensor;
+        printf("%d %d %d {%d, %d}\n", t->device_type == NIB_DLPACK_CPU, t->code == NIB_DLPACK_BFLOAT, t->bits, (int)t->shape[0],
+               (int)t->shape[1]);
+        nib_tensor_release(tensor);
+        managed->deleter(managed);
+        nib_runtime_close(rt);
+      }]], "$(pkg-config --cflags --libs nibble)")
+    assert.same({ status = 0, stdout = "1 1 16 {2, 3}\n", stderr = "" }, away(program, "LD_LIBRARY_PATH=" .. prefix .. "/lib"))
   end)
 
   it("is all that a program with Lua states of its own and scripts of strangers needs", function()

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "dlpack.h"
+#include "nibble_dlpack.h"
 #include "host.h"
 
 typedef struct DLManagedTensorVersioned managed;
@@ -24,8 +24,9 @@ static struct producer produce(nib_tensor *memory) {
   bool gpu = strcmp(nib_device_get_info(nib_tensor_device(memory))->name, "cpu") != 0;
   struct producer p = { .shape = { 2, 3 }, .strides = { 3, 1 } };
   p.tensor = (managed){ .major = 1, .deleter = delete,
-                        .tensor = { .data = nib_tensor_data(memory), .device_type = gpu ? DLPACK_CUDA : DLPACK_CPU, .ndim = 2,
-                                    .code = DLPACK_FLOAT, .bits = 32, .lanes = 1 } };
+                        .tensor = { .data = nib_tensor_data(memory), .ndim = 2,
+                                    .device_type = gpu ? NIB_DLPACK_CUDA : NIB_DLPACK_CPU,
+                                    .code = NIB_DLPACK_FLOAT, .bits = 32, .lanes = 1 } };
   if (gpu) p.tensor.tensor.device_id = atoi(nib_device_get_info(nib_tensor_device(memory))->name + 5);
   return p;
 }
@@ -58,8 +59,8 @@ static void refusals(nib_runtime *rt, nib_tensor *memory) {
   REFUSE("dtype: expected float 32 or 16", p.tensor.tensor.bits = 64);
   REFUSE("code 2 of 32 bits and 4 lanes", p.tensor.tensor.lanes = 4);
   REFUSE("code 5 of 64 bits", (p.tensor.tensor.code = 5, p.tensor.tensor.bits = 64));
-  REFUSE("code 17 of 4 bits and 2 lanes", (p.tensor.tensor.code = DLPACK_E2M1FN, p.tensor.tensor.bits = 4, p.tensor.tensor.lanes = 2,
-                                           p.tensor.flags = DLPACK_PADDED));
+  REFUSE("code 17 of 4 bits and 2 lanes", (p.tensor.tensor.code = NIB_DLPACK_E2M1FN, p.tensor.tensor.bits = 4,
+                                           p.tensor.tensor.lanes = 2, p.tensor.flags = NIB_DLPACK_PADDED));
   REFUSE("shape: expected at most 8 dimensions, got 9", p.tensor.tensor.ndim = 9);
   REFUSE("shape: expected at most 8 dimensions, got -1", p.tensor.tensor.ndim = -1);
   REFUSE("shape: expected sizes >= 0, got -2 in dimension 0", p.shape[0] = -2);
@@ -68,7 +69,7 @@ static void refusals(nib_runtime *rt, nib_tensor *memory) {
   REFUSE("stride: expected less than 2^62 bytes", p.strides[0] = INT64_MAX);
   REFUSE("data: expected an address that is a multiple of 4", p.tensor.tensor.byte_offset = 2);
   REFUSE("data: expected an address", p.tensor.tensor.data = NULL);
-  if (p.tensor.tensor.device_type == DLPACK_CUDA) {
+  if (p.tensor.tensor.device_type == NIB_DLPACK_CUDA) {
     static float elsewhere[8];
     REFUSE("data: expected an address in memory of cuda:", p.tensor.tensor.data = elsewhere);
     p = produce(memory);
@@ -147,7 +148,7 @@ static void imports(nib_runtime *rt, nib_device *device) {
 
   /* Lent for reading: nothing writes it, everything reads it. */
   p = produce(memory);
-  p.tensor.flags = DLPACK_READ_ONLY;
+  p.tensor.flags = NIB_DLPACK_READ_ONLY;
   p.tensor.deleter = NULL;
   p.strides[0] = -1;
   OK(rt, nib_tensor_from_dlpack(rt, point(&p), &tensor)); /* no strides: compact */
@@ -168,7 +169,7 @@ static void imports(nib_runtime *rt, nib_device *device) {
   CHECK(equal);
   managed *out;
   OK(rt, nib_tensor_to_dlpack(view, -1, &out));
-  CHECK(out->flags == DLPACK_READ_ONLY);
+  CHECK(out->flags == NIB_DLPACK_READ_ONLY);
   out->deleter(out);
   nib_tensor_release(view);
   nib_tensor_release(one);
@@ -255,10 +256,11 @@ static void exports(nib_runtime *rt, nib_device *device) {
   for (int i = 0; i <= 200; i++) OK(rt, nib_tensor_fill(stream, tensor, NIB_INTEGER(i)));
   OK(rt, nib_tensor_permute(tensor, 2, (int64_t[]){ 1, 0 }, &turned));
   OK(rt, nib_tensor_to_dlpack(turned, handle, &out));
-  const struct dlpack_tensor *t = &out->tensor;
+  const struct nib_dlpack_tensor *t = &out->tensor;
   CHECK(out->major == 1 && out->flags == 0 && t->data == nib_tensor_data(tensor) && t->byte_offset == 0 && t->ndim == 2);
   CHECK(t->shape[0] == 6 && t->shape[1] == 4 && t->strides[0] == 1 && t->strides[1] == 6);
-  CHECK(t->device_type == (cpu ? DLPACK_CPU : DLPACK_CUDA) && t->device_id == (cpu ? 0 : atoi(nib_device_get_info(device)->name + 5)));
+  CHECK(t->device_type == (cpu ? NIB_DLPACK_CPU : NIB_DLPACK_CUDA));
+  CHECK(t->device_id == (cpu ? 0 : atoi(nib_device_get_info(device)->name + 5)));
   if (cpu) {
     CHECK(((const float *)t->data)[23] == 200); /* all is written */
   } else { /* work of the consumer's stream comes after all that was written */
@@ -319,7 +321,7 @@ static void pinned(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_tensor_copy(nib_device_default_stream(device), host, there));
   OK(rt, nib_tensor_to_dlpack(host, 1, &out)); /* waits for the copy */
   CHECK(((const float *)out->tensor.data)[23] == 0.5f);
-  CHECK(out->tensor.device_type == (nib_tensor_is_pinned(host) ? DLPACK_CUDA_HOST : DLPACK_CPU));
+  CHECK(out->tensor.device_type == (nib_tensor_is_pinned(host) ? NIB_DLPACK_CUDA_HOST : NIB_DLPACK_CPU));
   OK(rt, nib_tensor_from_dlpack(rt, out, &back));
   CHECK(nib_tensor_is_pinned(back) == nib_tensor_is_pinned(host) && nib_tensor_data(back) == nib_tensor_data(host));
   nib_tensor_release(host);
