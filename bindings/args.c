@@ -94,6 +94,18 @@ int nib_lua_argument_error(lua_State *L, const char *operation, const char *para
   return luaL_error(L, "%s: %s: expected %s", operation, parameter, text);
 }
 
+void nib_lua_plain_table(lua_State *L, const char *operation, const char *parameter, int index) {
+  static const char *const refused[] = { "__index", "__len" };
+  if (!lua_getmetatable(L, index)) return;
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    lua_pushstring(L, refused[i]);
+    if (lua_rawget(L, -2) != LUA_TNIL)
+      nib_lua_argument_error(L, operation, parameter, "a table without %s (what it holds itself is read), got one with it", refused[i]);
+    lua_pop(L, 1);
+  }
+  lua_pop(L, 1);
+}
+
 /* ---- Numbers and strings ----------------------------------------------------------------------------------------- */
 
 bool nib_lua_to_integer(lua_State *L, int index, int64_t *out) {
@@ -151,6 +163,7 @@ static void check_count(lua_State *L, const char *operation, const char *paramet
 
 int32_t nib_lua_integer_list(lua_State *L, const char *operation, const char *parameter, int index, int64_t *out) {
   if (lua_type(L, index) != LUA_TTABLE) nib_lua_expected(L, operation, parameter, index, "a table of integers");
+  nib_lua_plain_table(L, operation, parameter, index);
   lua_Unsigned count = lua_rawlen(L, index);
   check_count(L, operation, parameter, count);
   for (lua_Unsigned i = 0; i < count; i++) {
@@ -194,6 +207,7 @@ void nib_lua_spread_options(lua_State *L, const char *operation, int first, cons
 void nib_lua_options(lua_State *L, const char *operation, int index, const char *const *allowed) {
   if (lua_isnoneornil(L, index)) return;
   if (lua_type(L, index) != LUA_TTABLE) nib_lua_expected(L, operation, "opts", index, "a table of options");
+  nib_lua_plain_table(L, operation, "opts", index);
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
     const char *const *name = allowed;
     if (lua_type(L, -2) == LUA_TSTRING)
@@ -328,6 +342,7 @@ nib_cache nib_lua_cache(lua_State *L, const char *operation, const char *paramet
     if (!nib_lua_is_open(object)) nib_lua_tensor(L, operation, parameter, index); /* says that it is closed */
     return (nib_cache){ .stacked = object->tensor };
   }
+  nib_lua_plain_table(L, operation, parameter, index);
   if (lua_rawlen(L, index) > 2)
     nib_lua_argument_error(L, operation, parameter, "a pair {k, v} of tensors, got a table of %I values",
                            (LUAI_UACINT)lua_rawlen(L, index));

@@ -12,6 +12,9 @@ int nib_lua_expected(lua_State *L, const char *operation, const char *parameter,
 /* The same with the text of `expected X, got Y`. */
 int nib_lua_argument_error(lua_State *L, const char *operation, const char *parameter, const char *format, ...);
 
+/* A table that is what it holds: tables are read raw, so that one with __index or __len would seem empty, and is refused. */
+void nib_lua_plain_table(lua_State *L, const char *operation, const char *parameter, int index);
+
 /* Integers, also those that are written as floats (3.0). */
 bool nib_lua_to_integer(lua_State *L, int index, int64_t *out);
 int64_t nib_lua_integer(lua_State *L, const char *operation, const char *parameter, int index);

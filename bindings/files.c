@@ -107,6 +107,7 @@ static int list(lua_State *L) {
 static int save(lua_State *L) {
   const char *path = nib_lua_text(L, "save", "path", 1);
   if (lua_type(L, 2) != LUA_TTABLE) return nib_lua_expected(L, "save", "tensors", 2, "a table of tensors by name");
+  nib_lua_plain_table(L, "save", "tensors", 2);
   lua_settop(L, 2);
   int32_t count = 0;
   lua_newtable(L); /* keeps names and tensors alive, whatever becomes of the caller's table */

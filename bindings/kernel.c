@@ -28,6 +28,7 @@ int nib_lua_compile(lua_State *L) {
   int32_t count = 0;
   int list = lua_gettop(L) + 1;
   if (nib_lua_push_option(L, 2, "options") == LUA_TTABLE) {
+    nib_lua_plain_table(L, "compile", "options", list);
     lua_Unsigned length = lua_rawlen(L, list);
     if (length > NIB_MAX_ARGUMENTS)
       nib_lua_argument_error(L, "compile", "options", "at most %d options, got %I", NIB_MAX_ARGUMENTS, (LUAI_UACINT)length);
@@ -108,6 +109,7 @@ static nib_argument read_argument(lua_State *L, const nib_user_kernel *kernel, i
   size_t wanted = nib_user_kernel_param_bytes(kernel, position);
   nib_dtype dtype = NIB_DTYPE_NONE;
   if (lua_type(L, index) == LUA_TTABLE) {
+    nib_lua_plain_table(L, "kernel:launch", "args", index);
     lua_rawgeti(L, index, 1);
     dtype = nib_lua_dtype(L, "kernel:launch", "args", lua_gettop(L));
     lua_rawgeti(L, index, 2);
@@ -144,6 +146,7 @@ static int kernel_launch(lua_State *L) {
   read_extent(L, "grid", 2, desc.grid);
   read_extent(L, "block", 3, desc.block);
   if (lua_type(L, 4) != LUA_TTABLE) nib_lua_expected(L, "kernel:launch", "args", 4, "a list of arguments");
+  nib_lua_plain_table(L, "kernel:launch", "args", 4);
   nib_lua_options(L, "kernel:launch", 5, allowed);
   int64_t shared = nib_lua_integer_option(L, "kernel:launch", 5, "shared", 0);
   if (shared < 0 || shared > UINT32_MAX)

@@ -174,6 +174,8 @@ bool nib_lua_push_method(lua_State *L) {
 
 int nib_lua_unknown_field(lua_State *L, nib_lua_class class) {
   const char *name = nib_lua_class_names[class], *article = *name == 'e' ? "an" : "a";
+  const nib_lua_object *object = nib_lua_test(L, 1, class);
+  if (object && !nib_lua_is_open(object)) return not_open(L, lua_pushfstring(L, "%s:index", name), "self", 1, class);
   if (lua_type(L, 2) == LUA_TSTRING)
     return nib_lua_argument_error(L, name, "field", "a method or field of %s %s, got '%s'", article, name, lua_tostring(L, 2));
   return nib_lua_expected(L, name, "field", 2, "the name of a method or field of %s %s", article, name);
@@ -200,7 +202,8 @@ static int object_index(lua_State *L) {
 
 static int object_newindex(lua_State *L) {
   const char *name = nib_lua_class_names[own_class(L)];
-  own_object(L, "newindex");
+  const nib_lua_object *object = own_object(L, "newindex");
+  if (!nib_lua_is_open(object)) return not_open(L, lua_pushfstring(L, "%s:newindex", name), "self", 1, own_class(L));
   return nib_lua_expected(L, name, "field", 2, "no assignment (the fields of %ss cannot be written)", name);
 }
 

@@ -71,6 +71,11 @@ static void refuse_other_keys(lua_State *L, const struct walk *walk, int32_t lev
 /* The table on the top of the stack, below `level` others. */
 static void walk_table(lua_State *L, struct walk *walk, int32_t level) {
   int64_t size = walk->shape[level];
+  if (lua_getmetatable(L, -1)) {
+    int index = lua_gettop(L) - 1;
+    nib_lua_plain_table(L, "tensor", push_path(L, walk, level), index);
+    lua_pop(L, 2);
+  }
   if ((int64_t)lua_rawlen(L, -1) != size) {
     int64_t got = (int64_t)lua_rawlen(L, -1);
     nib_lua_argument_error(L, "tensor", "data", "%I elements in %s, got %I", (LUAI_UACINT)size, push_path(L, walk, level),
@@ -226,6 +231,7 @@ nib_status nib_lua_select(nib_tensor *tensor, int32_t count, const int64_t *indi
 static int32_t check_indices(lua_State *L, const char *operation, const nib_tensor *tensor, int64_t *indices) {
   int32_t ndim = nib_tensor_ndim(tensor), count = 1;
   if (lua_type(L, 2) == LUA_TTABLE) {
+    nib_lua_plain_table(L, operation, "index", 2);
     lua_Unsigned length = lua_rawlen(L, 2);
     if (length > (lua_Unsigned)ndim)
       nib_lua_argument_error(L, operation, "index", "at most %d indices, got %I", (int)ndim, (LUAI_UACINT)length);

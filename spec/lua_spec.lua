@@ -82,6 +82,19 @@ describe("methods #quick", function()
         object:close()
       end
     end)
+
+    it("and names that there are not, of a closed " .. class .. ", say that it is closed", function()
+      local object = objects()[class]
+      for _, key in ipairs({ "nonsense", 1, 0.5, true, print }) do
+        object:close()
+        local ok, message = pcall(function() return object[key] end)
+        assert.same({ false, class .. ":index: self: expected an open " .. class .. ", got a closed " .. class },
+          { ok, (message:gsub("^[^ ]*:%d+: ", "")) })
+        ok, message = pcall(function() object[key] = 1 end)
+        assert.same({ false, class .. ":newindex: self: expected an open " .. class .. ", got a closed " .. class },
+          { ok, (message:gsub("^[^ ]*:%d+: ", "")) })
+      end
+    end)
   end
 
   it("of a tensor refuse a closed argument and say so", function()

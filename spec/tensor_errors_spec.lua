@@ -13,6 +13,56 @@ local NO_INTEGERS = {
   { true, { "true", "boolean" } }, { print, "function" }, { io.stdout, { "userdata", "FILE*" } },
 }
 
+-- They are read raw: one that has its values from elsewhere would be empty without a word.
+describe("tables with __index or __len #quick", function()
+  local t = nibble.zeros(2, 3)
+  local kv = nibble.zeros(1, 1, 1, 8, { dtype = "uint8" })
+  local sf = nibble.zeros(1, 1, 1, 1, { dtype = "uint8" })
+  local x, slots = nibble.zeros(1, 1, 16, { dtype = "bfloat16" }), nibble.tensor { 0 }
+  local OPERATION = "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+  local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
+  local cases = {
+    data = { "tensor", "data", { 1, 2 }, function(p) nibble.tensor(p) end },
+    ["a row of data"] = { "tensor", "data[2]", { 3 }, function(p) nibble.tensor({ { 1 }, p }) end },
+    ["the first row of data"] = { "tensor", "data[1]", { 3 }, function(p) nibble.tensor({ p, { 1 } }) end },
+    options = { "tensor", "opts", { dtype = "int32" }, function(p) nibble.tensor({ 1 }, p) end },
+    ["options behind a shape"] = { "zeros", "opts", { dtype = "int32" }, function(p) nibble.zeros(2, p) end },
+    shape = { "zeros", "shape", { 2, 3 }, function(p) nibble.zeros(p) end },
+    ["shape of full"] = { "full", "shape", { 2, 3 }, function(p) nibble.full(p, 1) end },
+    view = { "tensor:view", "shape", { 6 }, function(p) t:view(p) end },
+    as_strided = { "tensor:as_strided", "stride", { 3, 1 }, function(p) t:as_strided({ 2, 3 }, p) end },
+    index = { "tensor:index", "index", { 1, 2 }, function(p) return t[p] end },
+    newindex = { "tensor:newindex", "index", { 1, 2 }, function(p) t[p] = 1 end },
+    cache = { OPERATION, "paged_kv_cache", { kv, kv },
+      function(p) append(x, x, slots, p, { sf, sf }, 1, 1) end },
+    scales = { OPERATION, "kv_cache_sf", { k = sf, v = sf },
+      function(p) append(x, x, slots, { kv, kv }, p, 1, 1) end },
+    keywords = { OPERATION, "opts", { kv_layout = "NHD" },
+      function(p) append(x, x, slots, { kv, kv }, { sf, sf }, 1, 1, p) end },
+    save = { "save", "tensors", { t = t }, function(p) nibble.save("/nonexistent/folder/x.safetensors", p) end },
+    stream = { "stream", "opts", { priority = -1 }, function(p) nibble.stream(p) end },
+    ["peek's shape"] = { "peek", "shape", { 1 }, function(p)
+      nibble.peek({ storage = t:storage(), offset = 0, dtype = "float32", shape = p, stride = { 1 } })
+    end },
+  }
+  for name, case in pairs(cases) do
+    it("are refused by name: " .. name, function()
+      local operation, parameter, plain, call = table.unpack(case)
+      for key, metatable in pairs {
+        __index = { __index = plain }, __len = { __len = function() return #plain end },
+        ["__index and __len"] = { __index = function(_, k) return plain[k] end, __len = function() return #plain end },
+      } do
+        local message = raises(function() call(setmetatable({}, metatable)) end, operation, parameter, "without __", "one with it")
+        assert.is_truthy(message:find(key:match("^__%l+"), 1, true), message)
+      end
+      local full = setmetatable({}, { __name = "mine", __gc = function() end })
+      for k, v in pairs(plain) do full[k] = v end
+      local ok, message = pcall(call, full)
+      assert.is_true(ok or not message:find("one with it", 1, true), message)
+    end)
+  end
+end)
+
 describe("nibble.tensor #quick", function()
   it("refuses data that is neither a number nor a table of numbers", function()
     raises(function() nibble.tensor() end, "tensor", "data", "number", NOTHING)

@@ -4,6 +4,7 @@
 -- Conventions. Dimensions and indices count from 1. *Data* that kernels read (slots, page indices, positions, lengths)
 -- counts from 0. Options are a last table; an option that is not listed is an error. A shape is written as integers or as
 -- one table: `t:view(2, 3)` and `t:view({2, 3})` are the same. 3.0 is an integer; 3.5, "3", NaN and 1e300 are not.
+-- Tables are read as they are: one with `__index` or `__len` is an error. So is every use of a closed object.
 -- Misuse raises an error string `operation: parameter: expected X, got Y`; operation is the function's name below without
 -- `nibble.` ("zeros", "tensor:narrow", "stream:capture", "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping").
 -- What a program can live with (no GPU, no such file) returns `nil, message`.
