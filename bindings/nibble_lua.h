@@ -63,7 +63,8 @@ NIB_API nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sand
  * is allowed. */
 NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
 
-/* All calls below take at most `budget_us` microseconds (0: no limit), and return
+/* All calls below take at most `budget_us` microseconds (NIB_UNLIMITED: no limit; 0 or less: EXPIRED, and nothing has run), and
+ * return
  *   SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up or it was cancelled,
  *   MEMORY when Lua's memory was, FORKED in a child process after fork. nib_sandbox_error has the message, valid until the next
  *   call. */

@@ -177,11 +177,17 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   nib_status usable = nib_device_find(sandbox->runtime, "cpu", &cpu); /* not one that is closed, or the parent's */
   if (usable != NIB_OK) return refuse(sandbox, usable, operation, nib_error(sandbox->runtime));
   if (sandbox->running) return refuse(sandbox, NIB_STATE, operation, "sandbox: expected one call at a time, got one inside another");
+  if (budget_us <= 0) {
+    snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: expected time to be left, got %lld us", operation,
+             (long long)budget_us);
+    return NIB_EXPIRED;
+  }
+  bool is_limited = budget_us != NIB_UNLIMITED;
   if (budget_us > LONG_US) budget_us = LONG_US;
   __atomic_store_n(&sandbox->cancelled, false, __ATOMIC_RELAXED);
-  nib_set_deadline(sandbox->runtime, budget_us > 0 ? budget_us : LONG_US);
+  nib_set_deadline(sandbox->runtime, budget_us);
   sandbox->looked_us = now_us();
-  sandbox->deadline_us = budget_us > 0 ? sandbox->looked_us + budget_us : 0;
+  sandbox->deadline_us = is_limited ? sandbox->looked_us + budget_us : 0;
   sandbox->instructions_left = sandbox->config.instructions;
   sandbox->count = NIB_SANDBOX_COUNT;
   sandbox->expired = sandbox->absent = false;
@@ -193,7 +199,7 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   lua_pushlightuserdata(L, argument);
   int status = lua_pcall(L, 1, 0, 0);
   sandbox->running = NULL;
-  nib_set_deadline(sandbox->runtime, -1);
+  nib_set_deadline(sandbox->runtime, NIB_UNLIMITED);
   nib_status result = NIB_OK;
   if (status != LUA_OK && is_over(sandbox, now_us())) sandbox->expired = true; /* whatever error came first */
   if (sandbox->expired) {
@@ -363,7 +369,7 @@ nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **ou
   nib_status status = nib_runtime_create(&runtime, &sandbox->runtime);
   if (status == NIB_OK) {
     sandbox->L = lua_newstate(allocate_lua, sandbox);
-    status = sandbox->L ? run(sandbox, "sandbox", open_sandbox, NULL, 0) : NIB_MEMORY;
+    status = sandbox->L ? run(sandbox, "sandbox", open_sandbox, NULL, NIB_UNLIMITED) : NIB_MEMORY;
   }
   if (status != NIB_OK) {
     nib_sandbox_close(sandbox);

@@ -152,7 +152,7 @@ static const unsigned char *push_elements(lua_State *L, const char *operation, n
   size_t bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(nib_tensor_dtype(tensor));
   nib_lua_wait_tensor(L, operation, tensor);
   void *buffer = lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
-  NIB_LUA_DO(L, operation, nib_tensor_read(tensor, buffer, bytes, -1));
+  NIB_LUA_DO(L, operation, nib_tensor_read(tensor, buffer, bytes, NIB_UNLIMITED));
   return buffer;
 }
 
@@ -194,7 +194,7 @@ int nib_lua_tensor_item(lua_State *L) {
   nib_dtype dtype = nib_tensor_dtype(self);
   if (nib_tensor_numel(self) != 1) return nib_lua_expected(L, "tensor:item", "self", 1, "a tensor of one element");
   nib_lua_wait_tensor(L, "tensor:item", self);
-  NIB_LUA_DO(L, "tensor:item", nib_tensor_read(self, element, nib_dtype_bytes(dtype), -1));
+  NIB_LUA_DO(L, "tensor:item", nib_tensor_read(self, element, nib_dtype_bytes(dtype), NIB_UNLIMITED));
   push_number(L, nib_element_to_number(dtype, element));
   return 1;
 }
@@ -205,7 +205,7 @@ int nib_lua_tensor_bytes(lua_State *L) {
   nib_lua_wait_tensor(L, "tensor:bytes", self);
   luaL_Buffer buffer;
   char *data = luaL_buffinitsize(L, &buffer, bytes);
-  nib_status status = nib_tensor_read(self, data, bytes, -1);
+  nib_status status = nib_tensor_read(self, data, bytes, NIB_UNLIMITED);
   if (status != NIB_OK) return nib_lua_raise(L, "tensor:bytes", status);
   luaL_pushresultsize(&buffer, bytes);
   NIB_LUA_OBSERVED(L);
@@ -265,7 +265,7 @@ int nib_lua_tensor_index(lua_State *L) {
   nib_dtype dtype = nib_tensor_dtype(self);
   nib_tensor *element;
   nib_status status = nib_lua_select(self, count, indices, &element);
-  if (status == NIB_OK) status = nib_tensor_read(element, bits, nib_dtype_bytes(dtype), -1);
+  if (status == NIB_OK) status = nib_tensor_read(element, bits, nib_dtype_bytes(dtype), NIB_UNLIMITED);
   nib_tensor_release(element);
   if (status != NIB_OK) return nib_lua_raise(L, "tensor:index", status);
   NIB_LUA_OBSERVED(L);

@@ -62,7 +62,7 @@ static nib_status read_part(nib_tensor *row, int64_t start, int64_t length, nib_
   size_t item = nib_dtype_bytes(dtype);
   nib_tensor *part;
   nib_status status = nib_tensor_narrow(row, 0, start, length, &part);
-  if (status == NIB_OK) status = nib_tensor_read(part, bytes, (size_t)length * item, -1);
+  if (status == NIB_OK) status = nib_tensor_read(part, bytes, (size_t)length * item, NIB_UNLIMITED);
   nib_tensor_release(part);
   for (int64_t i = 0; status == NIB_OK && i < length; i++) out[i] = nib_element_to_number(dtype, bytes + (size_t)i * item);
   return status;

@@ -74,7 +74,7 @@ struct nib_backend {
   void (*event_destroy)(nib_event *event);
 
   bool (*reached)(nib_stream *stream, uint64_t ticket);
-  nib_status (*wait)(nib_stream *stream, uint64_t ticket, int64_t timeout_us); /* OK or TIMEOUT, LOST */
+  nib_status (*wait)(nib_stream *stream, uint64_t ticket, int64_t timeout_us); /* 0 or more; OK or TIMEOUT, LOST */
   nib_status (*take_error)(nib_stream *stream); /* the stream's error, once */
 
   nib_status (*capture_begin)(nib_stream *stream, nib_capture_mode mode);

@@ -15,7 +15,7 @@ struct elements {
 static nib_status open_elements(nib_tensor *tensor, struct elements *out) {
   nib_runtime *rt = nib_tensor_runtime(tensor);
   *out = (struct elements){ .bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(tensor->dtype) };
-  nib_status status = nib_tensor_wait(tensor, -1);
+  nib_status status = nib_tensor_wait(tensor, NIB_UNLIMITED);
   if (status != NIB_OK || out->bytes == 0) return status;
   if (nib_tensor_dev(tensor)->backend->host_memory && nib_tensor_is_contiguous(tensor)) {
     out->data = nib_tensor_data(tensor);
@@ -25,7 +25,7 @@ static nib_status open_elements(nib_tensor *tensor, struct elements *out) {
   out->owned = nib_allocate(rt, out->bytes);
   if (!out->owned) return nib_fail_memory(rt, "tensor:read", out->bytes);
   out->data = out->owned;
-  status = nib_tensor_read(tensor, out->owned, out->bytes, -1);
+  status = nib_tensor_read(tensor, out->owned, out->bytes, NIB_UNLIMITED);
   if (status != NIB_OK) nib_free(rt, out->owned, out->bytes);
   return status;
 }

@@ -228,7 +228,7 @@ static nib_status copy_pinned(nib_stream *stream, nib_tensor *destination, nib_t
   nib_tensor *host = down ? destination : source, *other = down ? source : destination, *staging = NULL;
   nib_status status = nib_check_stream(stream, "tensor:copy");
   if (status == NIB_OK && !stream->capture) { /* a graph's replay sees to it itself */
-    status = nib_wait_for_cpu(host->storage, !down, -1);
+    status = nib_wait_for_cpu(host->storage, !down, NIB_UNLIMITED);
     if (status == NIB_OK) status = follow_uses(stream, host, !down);
   }
   if (status != NIB_OK) return status;
@@ -286,14 +286,14 @@ static nib_status wait_for_source(nib_tensor *destination, nib_tensor *source, i
 /* Everything else: through host memory, when the source's writers are done. */
 static nib_status copy_through_host(nib_stream *to, nib_tensor *destination, nib_tensor *source) {
   nib_runtime *rt = to->device->runtime;
-  nib_status status = wait_for_source(destination, source, -1);
+  nib_status status = wait_for_source(destination, source, NIB_UNLIMITED);
   size_t bytes = compact_bytes(source);
   const void *data = nib_tensor_data(source);
   void *owned = NULL;
   nib_tensor *landing = NULL;
   if (status == NIB_OK && !(nib_tensor_dev(source)->backend->host_memory && nib_tensor_is_contiguous(source))) {
     data = owned = nib_allocate(rt, bytes);
-    status = owned ? nib_tensor_read(source, owned, bytes, -1) : nib_fail_memory(rt, "tensor:copy", bytes);
+    status = owned ? nib_tensor_read(source, owned, bytes, NIB_UNLIMITED) : nib_fail_memory(rt, "tensor:copy", bytes);
   }
   if (status == NIB_OK && !is_plain(destination, source))
     status = nib_tensor_create(to->device, source->dtype, source->ndim, source->shape, &landing);
@@ -566,7 +566,8 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   nib_status status = nib_stream_create(device, 0, &idle);
   if (status == NIB_OK) status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
   if (status == NIB_OK) status = nib_tensor_copy(idle, packed, tensor);
-  if (status == NIB_OK) status = nib_uses_wait(device, &packed->storage->deferred.uses, true, -1); /* trouble stays to be told */
+  if (status == NIB_OK) /* trouble stays to be told */
+    status = nib_uses_wait(device, &packed->storage->deferred.uses, true, NIB_UNLIMITED);
   if (status == NIB_OK) status = device->backend->download(device, data, nib_tensor_data(packed), bytes);
   nib_tensor_release(packed);
   nib_stream_release(idle);

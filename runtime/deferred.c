@@ -66,16 +66,17 @@ static void gather(nib_device *device) {
   device->seen = NULL;
 }
 
-/* Each object is looked at once, and those that a deadline leaves over are first at the next call, however many there are. */
-void nib_reap(nib_device *device, int64_t deadline_us) {
-  nib_exports_take_back(device->runtime);
-  if (!device->limbo || deadline_us == 0) gather(device);
+/* Each object is looked at once, and those that a deadline leaves over are first at the next call, however many there are. Says
+ * whether one was destroyed. */
+static bool reap_limbo(nib_device *device, int64_t deadline_us) {
   struct nib_deferred *todo = device->limbo;
   device->limbo = NULL; /* a destroyed object may put others there */
-  while (todo && (deadline_us == 0 || nib_now_us() < deadline_us)) {
+  bool freed = false;
+  while (todo && (!freed || deadline_us == NIB_UNLIMITED || nib_now_us() < deadline_us)) {
     struct nib_deferred *object = todo;
     todo = object->next;
     if (can_destroy(object)) {
+      freed = true;
       object->destroy(object);
     } else {
       object->next = device->seen;
@@ -85,6 +86,16 @@ void nib_reap(nib_device *device, int64_t deadline_us) {
   struct nib_deferred **end = &device->limbo;
   while (*end) end = &(*end)->next; /* past the few that destroyed ones have left behind */
   *end = todo;
+  return freed;
+}
+
+void nib_reap(nib_device *device, int64_t deadline_us) {
+  nib_exports_take_back(device->runtime);
+  bool all = !device->limbo || deadline_us == NIB_UNLIMITED;
+  if (all) gather(device);
+  if (reap_limbo(device, deadline_us) || all) return;
+  gather(device);
+  reap_limbo(device, deadline_us);
 }
 
 void nib_drain(nib_device *device) {
@@ -95,7 +106,7 @@ void nib_drain(nib_device *device) {
       struct nib_use *use = &object->uses.items[i];
       nib_device *user = use->stream->device;
       if (!user->capture || !user->backend->captures_natively)
-        nib_wait(use->stream, nib_use_ticket(use, false), -1);
+        nib_wait(use->stream, nib_use_ticket(use, false), NIB_UNLIMITED);
     }
-  nib_reap(device, 0);
+  nib_reap(device, NIB_UNLIMITED);
 }

@@ -198,7 +198,7 @@ void nib_capture_close(nib_device *device) {
   device->backend->capture_end(device->capture->origin, NULL);
   struct nib_plan *plan = close_capture(device);
   nib_defer(&plan->deferred);
-  nib_reap(device, 0); /* what was released during the capture */
+  nib_reap(device, NIB_UNLIMITED); /* what was released during the capture */
 }
 
 static void tell_abort(const nib_stream *stream, uint64_t capture, uint64_t unjoined) {
@@ -261,7 +261,7 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   uint64_t capture_id = device->capture->id;
   status = device->backend->capture_end(stream, plan);
   close_capture(device);
-  nib_reap(device, 0);
+  nib_reap(device, NIB_UNLIMITED);
   nib_graph *created = NULL;
   if (status == NIB_OK && !old && !(created = nib_allocate_zero(rt, sizeof *created)))
     status = nib_fail_memory(rt, "graph", sizeof *created);
@@ -323,7 +323,7 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
                     stream->device->info.name);
   struct nib_plan *plan = graph->plan;
   if (plan->node_count == 0) return NIB_OK; /* nothing that could be observed */
-  status = nib_graph_wait(graph, -1);
+  status = nib_graph_wait(graph, NIB_UNLIMITED);
   if (status == NIB_OK) status = nib_uses_reserve(rt, &plan->deferred.uses);
   for (int32_t i = 0; status == NIB_OK && i < plan->pin_count; i++)
     status = nib_uses_reserve(rt, &plan->pins[i].storage->deferred.uses);

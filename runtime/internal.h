@@ -181,7 +181,7 @@ struct nib_runtime {
   struct nib_export *returned;  /* those that came back; atomic */
   struct nib_storage *gone;     /* whose owners are told when the lock is free */
   int64_t lingering;            /* storages that keep devices open beyond the runtime's end */
-  int64_t deadline_us; /* atomic; of nib_now_us; 0: none */
+  int64_t deadline_us; /* atomic; of nib_now_us; NIB_UNLIMITED: none */
   uint64_t last_stream_id, last_capture_id, last_id; /* last_id: of storages, events and graphs */
   void (*observe)(void *user, const nib_observation *observation);
   void *observe_user;
@@ -240,9 +240,10 @@ nib_status nib_device_open(nib_device *device); /* before the first use; OK at o
 /* Refuses a wait or a host access while a stream of the device captures. */
 nib_status nib_check_not_capturing(nib_device *device, const char *operation);
 int64_t nib_now_us(void);
-/* What is left until a deadline that began `timeout_us` after `start_us`; negative timeouts stay for ever. */
+/* What is left until `timeout_us` after `start_us`, 0 or more; NIB_UNLIMITED stays. */
 int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
-/* What is left until the host's deadline (-1: there is none), whether it has passed, and the error for whoever gives up. */
+/* What is left until the host's deadline, 0 or more (NIB_UNLIMITED: there is none), whether it has passed, and the error for
+ * whoever gives up. */
 int64_t nib_time_to_deadline(const nib_runtime *rt);
 bool nib_is_late(const nib_runtime *rt);
 nib_status nib_fail_late(nib_runtime *rt, const char *operation);
@@ -255,7 +256,7 @@ nib_status nib_uses_reserve(nib_runtime *rt, struct nib_uses *uses);
 void nib_uses_add(struct nib_uses *uses, nib_stream *stream, uint64_t ticket, bool write); /* after a reserve */
 void nib_uses_free(nib_runtime *rt, struct nib_uses *uses);
 void nib_defer(struct nib_deferred *object);                    /* destroys it now or when its uses are done */
-void nib_reap(nib_device *device, int64_t deadline_us); /* destroys what is done, until nib_now_us() passes the deadline; 0: none */
+void nib_reap(nib_device *device, int64_t deadline_us);         /* destroys a piece that is done, and others until then */
 void nib_drain(nib_device *device); /* waits (until the deadline) for what uses the limbo's objects, then reaps */
 
 /* ---- storage.c ---- */

@@ -21,13 +21,14 @@
  * Floats. Results and messages are the same whatever the caller's rounding mode is, whether its thread flushes subnormals, and
  * what its locale is.
  *
- * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait: negative
- * waits for ever, 0 does not wait, and NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only where they say
- * so (with two devices: nib_tensor_copy, nib_stream_wait, nib_graph_replay), and in two cases: a stream of the CPU whose queue is
- * full (256 pieces of work) makes the next one wait for room, and a tensor for which there is no memory waits for queued work that
- * holds some. So a function given to nib_stream_call must not depend on what the thread that uses the runtime does next.
- * nib_set_deadline bounds all waits. nib_*_synchronize, nib_tensor_wait, all that reads elements, and what says so are refused
- * (CAPTURING) while the device captures.
+ * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait, and
+ * NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only where they say so (with two devices: nib_tensor_copy,
+ * nib_stream_wait, nib_graph_replay), and in two cases: a stream of the CPU whose queue is full (256 pieces of work) makes the next
+ * one wait for room, and a tensor for which there is no memory waits for queued work that holds some. So a function given to
+ * nib_stream_call must not depend on what the thread that uses the runtime does next. nib_set_deadline bounds all waits.
+ * nib_*_synchronize, nib_tensor_wait, all that reads elements, and what says so are refused (CAPTURING) while the device captures.
+ * A time says how many microseconds are left: NIB_UNLIMITED is no limit; 0 and less, as a frame's rest may be, is no time: such a
+ * timeout does not wait, such a deadline has passed.
  *
  * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name says bytes. */
 #ifndef NIBBLE_H
@@ -50,6 +51,7 @@ extern "C" {
 #define NIB_VERSION "0.2.0"
 #define NIB_ABI_VERSION 2u
 #define NIB_MAX_NDIM 8
+#define NIB_UNLIMITED INT64_MAX /* a time without a limit */
 
 typedef struct nib_runtime nib_runtime;
 typedef struct nib_device nib_device; /* belongs to its runtime; never released */
@@ -135,11 +137,11 @@ NIB_API void nib_runtime_close(nib_runtime *runtime);
 NIB_API const char *nib_error(const nib_runtime *runtime);
 NIB_API void *nib_runtime_user(const nib_runtime *runtime);
 
-/* Frees what finished work no longer needs, for at most about `budget_us` microseconds (0: no limit). Never waits. What it
- * does not get to is first at the next call. */
+/* Frees what finished work no longer needs, for at most about `budget_us` microseconds, but one piece at least. Never waits. What
+ * it does not get to is first at the next call. */
 NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
 
-/* From `budget_us` microseconds from now on (negative: never, which is the default) no function of the runtime waits or compares
+/* From `budget_us` microseconds from now on (NIB_UNLIMITED, the default: never) no function of the runtime waits or compares
  * tensors any longer, whatever its own timeout: it returns TIMEOUT, and has changed nothing. From any thread: an earlier
  * deadline interrupts what another thread waits for, if that began with one. */
 NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);

@@ -285,7 +285,7 @@ nib_status nib_npy_save(nib_tensor *tensor, const char *path) {
   size_t bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(tensor->dtype);
   char *data = nib_allocate(rt, bytes + 1);
   if (!data) return nib_fail_memory(rt, "tensor:save", bytes);
-  status = nib_tensor_read(tensor, data, bytes, -1);
+  status = nib_tensor_read(tensor, data, bytes, NIB_UNLIMITED);
   if (status == NIB_OK) {
     int file = nib_file_create(path);
     bool written = file >= 0 && nib_file_write(file, header, header_bytes) && nib_file_write(file, data, bytes);

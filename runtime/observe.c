@@ -178,6 +178,6 @@ nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t 
   nib_device *device = view.storage->deferred.device;
   status = nib_check_not_capturing(device, "peek");
   if (status != NIB_OK || empty) return status;
-  status = nib_uses_wait(device, &view.storage->deferred.uses, true, -1);
+  status = nib_uses_wait(device, &view.storage->deferred.uses, true, NIB_UNLIMITED);
   return status == NIB_OK ? nib_fetch(&view, data, bytes) : status;
 }

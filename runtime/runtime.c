@@ -176,24 +176,26 @@ int64_t nib_now_us(void) {
 }
 
 int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
-  if (timeout_us < 0) return -1;
+  if (timeout_us == NIB_UNLIMITED) return NIB_UNLIMITED;
+  if (timeout_us <= 0) return 0;
   int64_t left = timeout_us - (nib_now_us() - start_us);
   return left > 0 ? left : 0;
 }
 
-/* On nib_now_us's clock; the largest budgets, which hosts use for "no limit", come to its end. */
+/* On nib_now_us's clock; the largest budgets come to its end, NIB_UNLIMITED. */
 static int64_t deadline_after(int64_t budget_us) {
   int64_t now = nib_now_us();
-  return budget_us < INT64_MAX - now ? now + budget_us : INT64_MAX;
+  if (budget_us <= 0) return now;
+  return budget_us < NIB_UNLIMITED - now ? now + budget_us : NIB_UNLIMITED;
 }
 
 void nib_set_deadline(nib_runtime *rt, int64_t budget_us) {
-  __atomic_store_n(&rt->deadline_us, budget_us < 0 ? 0 : deadline_after(budget_us), __ATOMIC_RELAXED);
+  __atomic_store_n(&rt->deadline_us, deadline_after(budget_us), __ATOMIC_RELAXED);
 }
 
 int64_t nib_time_to_deadline(const nib_runtime *rt) {
   int64_t deadline = __atomic_load_n(&rt->deadline_us, __ATOMIC_RELAXED);
-  if (deadline == 0) return -1;
+  if (deadline == NIB_UNLIMITED) return NIB_UNLIMITED;
   int64_t left = deadline - nib_now_us();
   return left > 0 ? left : 0;
 }
@@ -210,7 +212,7 @@ static void finish_work(nib_device *device) {
   nib_capture_close(device);
   if (device->backend->abandon) device->backend->abandon(device);
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
-    if (stream->impl) device->backend->wait(stream, stream->submitted, -1);
+    if (stream->impl) device->backend->wait(stream, stream->submitted, NIB_UNLIMITED);
 }
 
 /* Memory of a GPU's driver needs the device when it is freed. */
@@ -220,7 +222,7 @@ static bool needs_device(const struct nib_storage *storage) {
 
 /* What other frameworks still use stays. */
 static void free_memory(nib_device *device) {
-  nib_reap(device, 0);
+  nib_reap(device, NIB_UNLIMITED);
   struct nib_storage *next, *kept = NULL;
   for (struct nib_storage *storage = device->storages; storage; storage = next) {
     next = storage->next;
@@ -300,6 +302,7 @@ nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
   if (!rt) return NIB_MEMORY;
   memset(rt, 0, sizeof *rt);
   rt->config = settings;
+  rt->deadline_us = NIB_UNLIMITED;
   pthread_mutexattr_t recursive;
   pthread_mutexattr_init(&recursive);
   pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
@@ -349,7 +352,7 @@ void nib_runtime_close(nib_runtime *rt) {
 nib_status nib_tick(nib_runtime *rt, int64_t budget_us) {
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  int64_t deadline = budget_us > 0 ? deadline_after(budget_us) : 0;
+  int64_t deadline = deadline_after(budget_us);
   for (int32_t i = 0; i < rt->device_count; i++)
     if (rt->devices[i].backend) nib_reap(&rt->devices[i], deadline);
   return NIB_OK;
@@ -396,7 +399,7 @@ bool nib_device_is_capturing(const nib_device *device) { return device->capture 
 
 nib_memory_info nib_device_memory(nib_device *device) {
   if (device->runtime->closed) return (nib_memory_info){ 0 };
-  if (!nib_is_forked(device->runtime)) nib_reap(device, 0);
+  if (!nib_is_forked(device->runtime)) nib_reap(device, NIB_UNLIMITED);
   return device->memory;
 }
 
@@ -447,6 +450,6 @@ nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us) {
     if (status != NIB_OK) return status;
   }
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "synchronize", .device = device);
-  nib_reap(device, 0);
+  nib_reap(device, NIB_UNLIMITED);
   return nib_take_trouble(device, 0);
 }

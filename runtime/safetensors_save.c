@@ -71,7 +71,8 @@ static nib_status save_check(nib_runtime *rt, int32_t count, const char *const *
     if (nib_tensor_runtime(tensors[i]) != rt)
       return nib_fail(rt, NIB_INVALID, "save: tensors: expected tensors of one runtime, got \"%.100s\" of another", names[i]);
     nib_status status = nib_check_not_capturing(nib_tensor_dev(tensors[i]), "save");
-    if (status == NIB_OK) status = nib_tensor_wait(tensors[i], -1); /* whose report comes before a file of that name is emptied */
+    if (status == NIB_OK) /* whose report comes before a file of that name is emptied */
+      status = nib_tensor_wait(tensors[i], NIB_UNLIMITED);
     if (status != NIB_OK) return status;
   }
   return NIB_OK;
@@ -80,7 +81,7 @@ static nib_status save_check(nib_runtime *rt, int32_t count, const char *const *
 static nib_status save_tensor(nib_runtime *rt, int file, const char *path, nib_tensor *tensor, size_t bytes) {
   void *data = nib_allocate(rt, bytes + 1);
   if (!data) return nib_fail_memory(rt, "save", bytes);
-  nib_status status = nib_tensor_read(tensor, data, bytes, -1);
+  nib_status status = nib_tensor_read(tensor, data, bytes, NIB_UNLIMITED);
   if (status == NIB_OK && !nib_file_write(file, data, bytes)) status = nib_file_fail(rt, "save", path, "write");
   nib_free(rt, data, bytes + 1);
   return status;

@@ -135,7 +135,7 @@ static void adopt(const struct nib_origin *origin, struct nib_storage *storage) 
 
 nib_status nib_storage_create(nib_device *device, const struct nib_origin *origin, struct nib_storage **out) {
   nib_runtime *rt = device->runtime;
-  nib_reap(device, 0);
+  nib_reap(device, NIB_UNLIMITED);
   struct nib_storage *storage = nib_allocate_zero(rt, sizeof *storage);
   if (!storage) return nib_fail_memory(rt, "tensor", sizeof *storage);
   nib_status status = NIB_OK;

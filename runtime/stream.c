@@ -193,12 +193,12 @@ nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream) {
 nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
-  if (timeout_us == 0 || device->backend->reached(stream, ticket)) return device->backend->wait(stream, ticket, 0);
+  if (timeout_us <= 0 || device->backend->reached(stream, ticket)) return device->backend->wait(stream, ticket, 0);
   for (int64_t start = nib_now_us(), left = timeout_us;; left = nib_time_left(start, timeout_us)) {
     int64_t slice = nib_time_to_deadline(rt);
     if (slice == 0) return nib_fail_late(rt, "wait");
-    if (slice > SLICE_US) slice = SLICE_US;
-    bool is_last = slice < 0 || (left >= 0 && left <= slice);
+    if (slice != NIB_UNLIMITED && slice > SLICE_US) slice = SLICE_US;
+    bool is_last = left <= slice;
     nib_status status = device->backend->wait(stream, ticket, is_last ? left : slice);
     if (status != NIB_TIMEOUT || is_last) return status;
   }
@@ -211,7 +211,7 @@ nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   if (status == NIB_OK) status = nib_wait(stream, stream->submitted, timeout_us);
   if (status != NIB_OK) return status;
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "stream:synchronize", .device = device, .stream = stream->id);
-  nib_reap(device, 0);
+  nib_reap(device, NIB_UNLIMITED);
   return nib_take_trouble(device, stream->id);
 }
 
@@ -332,7 +332,7 @@ static nib_status wait_across(nib_stream *stream, nib_event *event) {
     return status;
   }
   status = nib_check_not_capturing(other, "stream:wait");
-  return status == NIB_OK ? nib_wait(event->stream, event->ticket, -1) : status;
+  return status == NIB_OK ? nib_wait(event->stream, event->ticket, NIB_UNLIMITED) : status;
 }
 
 nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {

@@ -131,7 +131,7 @@ nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
       return nib_fail_late(stream->device->runtime, "stream");
     }
     int64_t left = nib_time_to_deadline(stream->device->runtime);
-    struct timespec until = time_after(left >= 0 && left < 1000 ? left : 1000); /* one may be set meanwhile */
+    struct timespec until = time_after(left < 1000 ? left : 1000); /* one may be set meanwhile */
     pthread_cond_timedwait(&cpu->progress, &cpu->lock, &until);
   }
   queue->tasks[queue->pushed % NIB_CPU_QUEUE_LENGTH] = *task;
@@ -150,12 +150,12 @@ nib_status nib_cpu_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us)
   if (nib_cpu_reached(stream, ticket)) return NIB_OK;
   if (timeout_us == 0) return NIB_TIMEOUT;
   struct nib_cpu *cpu = stream->device->impl;
-  struct timespec until = time_after(timeout_us > 0 ? timeout_us : 0);
+  struct timespec until = time_after(timeout_us);
   int expired = 0;
   pthread_mutex_lock(&cpu->lock);
   while (!nib_cpu_reached(stream, ticket) && !expired)
-    expired = timeout_us < 0 ? pthread_cond_wait(&cpu->progress, &cpu->lock)
-                             : pthread_cond_timedwait(&cpu->progress, &cpu->lock, &until);
+    expired = timeout_us == NIB_UNLIMITED ? pthread_cond_wait(&cpu->progress, &cpu->lock)
+                                          : pthread_cond_timedwait(&cpu->progress, &cpu->lock, &until);
   pthread_mutex_unlock(&cpu->lock);
   return nib_cpu_reached(stream, ticket) ? NIB_OK : NIB_TIMEOUT;
 }

@@ -339,7 +339,7 @@ nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us
   if (!behind) behind = point_record(stream, stream->submitted) != NULL;
   int64_t start = nib_now_us(), spent = 0;
   CUresult result = CUDA_SUCCESS;
-  while (own->completed < ticket && (timeout_us < 0 || spent < timeout_us)) {
+  while (own->completed < ticket && (timeout_us == NIB_UNLIMITED || spent < timeout_us)) {
     result = poll_points(stream);
     if (result == CUDA_SUCCESS && !behind) { /* no event to be had: all of the stream's work has to be done */
       result = cuda->driver->StreamQuery(own->handle);

@@ -26,6 +26,7 @@ NAMES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "uint8", "int8", "ui
 
 lib = ctypes.CDLL(LIBRARY)
 void, integer = ctypes.c_void_p, ctypes.c_int64
+UNLIMITED = 2**63 - 1
 for name, result, *arguments in [
     ("nib_runtime_create", ctypes.c_int, void, void), ("nib_runtime_close", None, void), ("nib_error", ctypes.c_char_p, void),
     ("nib_device_find", ctypes.c_int, void, ctypes.c_char_p, void), ("nib_device_default_stream", void, void),
@@ -68,7 +69,7 @@ class Runtime:
             raise Error(lib.nib_error(self.handle).decode())
 
     def tick(self):
-        self.check(lib.nib_tick(self.handle, 0))
+        self.check(lib.nib_tick(self.handle, UNLIMITED))
 
     def close(self):
         lib.nib_runtime_close(self.handle)
@@ -108,7 +109,7 @@ class Tensor:
     def bytes(self):
         size = lib.nib_tensor_numel(self.handle) * lib.nib_dtype_bytes(lib.nib_tensor_dtype(self.handle))
         data = ctypes.create_string_buffer(size)
-        self.runtime.check(lib.nib_tensor_read(self.handle, data, size, -1))
+        self.runtime.check(lib.nib_tensor_read(self.handle, data, size, UNLIMITED))
         return data.raw
 
     def write(self, data):
@@ -188,7 +189,7 @@ for dtype in dtypes:
     assert NAMES[lib.nib_tensor_dtype(tensor.handle)] == dtype and tensor.bytes() == raw(array), dtype
     backwards = raw(array)[::-1]
     tensor.write(backwards)
-    lib.nib_stream_synchronize(rt.stream, -1)
+    lib.nib_stream_synchronize(rt.stream, UNLIMITED)
     assert raw(array) == backwards == tensor.bytes()
     tensor.release()
 step("arrays of %d types come in at their own addresses; writes are seen there" % len(dtypes))

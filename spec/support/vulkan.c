@@ -318,7 +318,7 @@ static void operate_on_cpu(nib_runtime *rt, unsigned char *memory) {
   nib_tensor *tensor;
   OK(rt, nib_tensor_wrap(cpu, &desc, &tensor));
   operate(rt, nib_device_default_stream(cpu), tensor);
-  OK(rt, nib_tensor_wait(tensor, -1));
+  OK(rt, nib_tensor_wait(tensor, NIB_UNLIMITED));
   nib_tensor_release(tensor);
 }
 
@@ -368,7 +368,7 @@ static void rounds(nib_runtime *rt, nib_device *device, struct buffer shared, ni
     await(timeline, 3 * round + 3);
     compared += compare(output.mapped, expected);
   }
-  OK(rt, nib_stream_synchronize(stream, -1));
+  OK(rt, nib_stream_synchronize(stream, NIB_UNLIMITED));
   VK(vk.DeviceWaitIdle(vk.device));
   printf("%s: %d rounds, %zu bytes equal\n", what, ROUNDS, compared);
   nib_semaphore_release(semaphore);
@@ -386,7 +386,7 @@ static void vulkans(nib_runtime *rt, nib_device *device, enum kind kind, const c
   OK(rt, nib_tensor_import(device, &desc, &memory));
   rounds(rt, device, shared, memory, what);
   nib_tensor_release(memory);
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   free_buffer(shared);
 }
 
@@ -409,10 +409,10 @@ static void nibbles(nib_runtime *rt, nib_device *device) {
   nib_import_desc desc = { .kind = NIB_FD_EXPORTED, .fd = second, .bytes = bytes };
   OK(other, nib_tensor_import(there, &desc, &theirs));
   OK(other, nib_tensor_fill(nib_device_default_stream(there), theirs, NIB_INTEGER(77)));
-  OK(other, nib_device_synchronize(there, -1));
+  OK(other, nib_device_synchronize(there, NIB_UNLIMITED));
   nib_tensor *end;
   OK(rt, nib_tensor_narrow(memory, 0, shape[0] - 1, 1, &end));
-  OK(rt, nib_tensor_read(end, &last, 1, -1));
+  OK(rt, nib_tensor_read(end, &last, 1, NIB_UNLIMITED));
   CHECK(last == 77);
   nib_tensor_release(end);
   nib_tensor_release(theirs);

@@ -88,7 +88,7 @@ static void lost_beside_a_function(void) {
   while (!__atomic_load_n(&begun, __ATOMIC_ACQUIRE)) rest(1);
   fail("kernel", 1, 700);
   OK(runtime, nib_tensor_fill(nib_device_default_stream(device), x, NIB_INTEGER(1)));
-  for (int i = 0; i < 2; i++) CHECK_STATUS(NIB_LOST, runtime, nib_tensor_wait(x, -1));
+  for (int i = 0; i < 2; i++) CHECK_STATUS(NIB_LOST, runtime, nib_tensor_wait(x, NIB_UNLIMITED));
   CHECK(losses == 1);
   CHECK(!__atomic_load_n(&ended, __ATOMIC_ACQUIRE));
   nib_runtime_close(runtime);

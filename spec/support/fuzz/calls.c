@@ -554,9 +554,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   release_all();
   for (int i = 0; i < IDS + 1; i++) /* each tells one error at most */
-    if (nib_device_synchronize(w.device, -1) == NIB_OK) break;
-  CHECK(nib_device_synchronize(w.device, -1) == NIB_OK);
-  CHECK(nib_tick(w.runtime, 0) == NIB_OK && nib_device_memory(w.device).reserved_bytes == 0);
+    if (nib_device_synchronize(w.device, NIB_UNLIMITED) == NIB_OK) break;
+  CHECK(nib_device_synchronize(w.device, NIB_UNLIMITED) == NIB_OK);
+  CHECK(nib_tick(w.runtime, NIB_UNLIMITED) == NIB_OK && nib_device_memory(w.device).reserved_bytes == 0);
   nib_runtime_close(w.runtime);
   return 0;
 }

@@ -43,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     check_message(runtime);
   }
   nib_tensor_release(tensor);
-  CHECK(nib_device_synchronize(nib_device_at(runtime, 0), -1) == NIB_OK);
+  CHECK(nib_device_synchronize(nib_device_at(runtime, 0), NIB_UNLIMITED) == NIB_OK);
   CHECK(nib_device_memory(nib_device_at(runtime, 0)).reserved_bytes == 0);
   return 0;
 }

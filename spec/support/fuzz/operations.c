@@ -478,10 +478,10 @@ static void try_eagerly(const struct call *call) {
   struct outcome o = run(call);
   CHECK(o.status == NIB_OK || o.status == NIB_INVALID || o.status == NIB_MEMORY || o.status == NIB_TIMEOUT);
   if (o.status == NIB_INVALID || o.status == NIB_MEMORY) check_message(runtime);
-  nib_status waited = nib_device_synchronize(device, -1);
+  nib_status waited = nib_device_synchronize(device, NIB_UNLIMITED);
   CHECK(waited == NIB_OK || waited == NIB_FAULT);
   if (waited == NIB_FAULT) check_message(runtime);
-  CHECK(nib_device_synchronize(device, -1) == NIB_OK);
+  CHECK(nib_device_synchronize(device, NIB_UNLIMITED) == NIB_OK);
   poison_gaps(false);
   check_storages(&o);
   check_outputs(&o);
@@ -500,7 +500,7 @@ static void try_captured(const struct call *call) {
   check_storages(&(struct outcome){ .status = NIB_INVALID });
   poison_gaps(true);
   for (int i = 0; i < 2; i++) CHECK(nib_graph_replay(graph, stream) == NIB_OK);
-  nib_status waited = nib_device_synchronize(device, -1);
+  nib_status waited = nib_device_synchronize(device, NIB_UNLIMITED);
   CHECK(waited == NIB_OK || waited == NIB_FAULT);
   poison_gaps(false);
   check_storages(&o);
@@ -575,6 +575,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       try_eagerly(&call);
   }
   release_all();
-  CHECK(nib_tick(runtime, 0) == NIB_OK && nib_device_memory(device).reserved_bytes == 0);
+  CHECK(nib_tick(runtime, NIB_UNLIMITED) == NIB_OK && nib_device_memory(device).reserved_bytes == 0);
   return 0;
 }

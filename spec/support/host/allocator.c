@@ -77,7 +77,8 @@ static int scenario(struct heap *heap) {
     if (!seen(nib_rope_table(stream, 100, 1e4, NIB_FLOAT32, &table))) break;
     nib_event_release(event);
     event = NULL;
-    if (!seen(nib_stream_synchronize(fork, -1)) || !seen(nib_stream_synchronize(stream, -1))) break;
+    if (!seen(nib_stream_synchronize(fork, NIB_UNLIMITED))) break;
+    if (!seen(nib_stream_synchronize(stream, NIB_UNLIMITED))) break;
     if (!seen(nib_capture_begin(stream, NIB_CAPTURE_THREAD_LOCAL))) break;
     if (!seen(nib_tensor_fill(stream, a, NIB_REAL(2))) || !seen(nib_event_record(stream, &event)) ||
         !seen(nib_stream_wait(fork, event)) || !seen(nib_tensor_copy(fork, b, a)) || !seen(nib_event_record(fork, &back)) ||
@@ -87,7 +88,7 @@ static int scenario(struct heap *heap) {
     }
     if (!seen(nib_capture_end(stream, &graph, NULL))) break;
     if (!seen(nib_graph_replay(graph, stream))) break;
-    if (!seen(nib_tensor_read(a, values, sizeof values, -1))) break;
+    if (!seen(nib_tensor_read(a, values, sizeof values, NIB_UNLIMITED))) break;
     for (int i = 0; i < 100; i++) CHECK(values[i] == 2);
     bool equal = false;
     if (!seen(nib_tensor_allclose(a, b, 0, 0, false, &equal))) break;

@@ -40,7 +40,7 @@ static nib_device *device;
 
 static float first_of(nib_tensor *tensor) {
   float values[1000];
-  OK(runtime, nib_tensor_read(tensor, values, sizeof values, -1));
+  OK(runtime, nib_tensor_read(tensor, values, sizeof values, NIB_UNLIMITED));
   for (int i = 1; i < 1000; i++) CHECK(values[i] == values[0]);
   return values[0];
 }
@@ -55,7 +55,7 @@ int main(void) {
   nib_tensor *x = make(device, NIB_FLOAT32, 1000), *y = make(device, NIB_FLOAT32, 1000), *z = make(device, NIB_FLOAT32, 1000);
   nib_tensor *filled[] = { x, y, z };
   for (int i = 0; i < 3; i++) OK(runtime, nib_tensor_fill(a, filled[i], NIB_REAL(0)));
-  OK(runtime, nib_stream_synchronize(a, -1));
+  OK(runtime, nib_stream_synchronize(a, NIB_UNLIMITED));
 
   /* Calls return although the stream is held; nothing behind the gate has happened; another stream goes on. */
   struct gate gate = CLOSED_GATE;
@@ -70,11 +70,11 @@ int main(void) {
   CHECK(nib_tensor_wait(x, 0) == NIB_TIMEOUT);
   CHECK(*(volatile float *)nib_tensor_data(x) == 0);
   OK(runtime, nib_tensor_fill(b, y, NIB_REAL(7)));
-  OK(runtime, nib_stream_synchronize(b, -1));
+  OK(runtime, nib_stream_synchronize(b, NIB_UNLIMITED));
   CHECK(first_of(y) == 7);
   /* A copy that forgot to wait sees the old value. */
   OK(runtime, nib_tensor_copy(b, z, x));
-  OK(runtime, nib_stream_synchronize(b, -1));
+  OK(runtime, nib_stream_synchronize(b, NIB_UNLIMITED));
   CHECK(*(volatile float *)nib_tensor_data(z) == 0);
   /* One that waits for the event is held as well, and sees the new one. */
   OK(runtime, nib_stream_wait(b, event));
@@ -109,12 +109,12 @@ int main(void) {
   nib_stream_release(a);
   CHECK(nib_device_memory(device).used_bytes == base.used_bytes);
   CHECK(nib_device_memory(device).reserved_bytes >= base.reserved_bytes + 4000);
-  OK(runtime, nib_tick(runtime, 0));
+  OK(runtime, nib_tick(runtime, NIB_UNLIMITED));
   CHECK(nib_device_memory(device).reserved_bytes >= base.reserved_bytes + 4000);
   open_gate(&third);
   CHECK(first_of(x) == 9);
-  OK(runtime, nib_device_synchronize(device, -1));
-  OK(runtime, nib_tick(runtime, 0));
+  OK(runtime, nib_device_synchronize(device, NIB_UNLIMITED));
+  OK(runtime, nib_tick(runtime, NIB_UNLIMITED));
   CHECK(nib_device_memory(device).reserved_bytes == base.reserved_bytes);
   CHECK(nib_stream_create(device, -1, &a) == NIB_OK);
 
@@ -123,7 +123,7 @@ int main(void) {
   OK(runtime, nib_capture_begin(a, NIB_CAPTURE_RELAXED));
   CHECK(nib_stream_is_capturing(a) && nib_device_is_capturing(device) && !nib_stream_is_capturing(b));
   CHECK_STATUS(NIB_CAPTURING, runtime, nib_stream_call(a, fail, NULL));
-  CHECK_STATUS(NIB_CAPTURING, runtime, nib_stream_synchronize(a, -1));
+  CHECK_STATUS(NIB_CAPTURING, runtime, nib_stream_synchronize(a, NIB_UNLIMITED));
   CHECK_STATUS(NIB_CAPTURING, runtime, nib_tensor_write(a, x, host, sizeof host));
   CHECK_STATUS(NIB_CAPTURING, runtime, nib_capture_begin(b, NIB_CAPTURE_THREAD_LOCAL));
   OK(runtime, nib_tensor_copy(a, y, x));
@@ -144,18 +144,18 @@ int main(void) {
   /* A stream's error reaches the next wait, once; later work runs all the same. */
   OK(runtime, nib_stream_call(a, fail, NULL));
   OK(runtime, nib_tensor_fill(a, x, NIB_REAL(3)));
-  CHECK_STATUS(NIB_STREAM, runtime, nib_stream_synchronize(a, -1));
+  CHECK_STATUS(NIB_STREAM, runtime, nib_stream_synchronize(a, NIB_UNLIMITED));
   CHECK(strlen(nib_error(runtime)) > 0);
-  OK(runtime, nib_stream_synchronize(a, -1));
+  OK(runtime, nib_stream_synchronize(a, NIB_UNLIMITED));
   CHECK(first_of(x) == 3);
   OK(runtime, nib_stream_call(a, fail, NULL));
   OK(runtime, nib_tensor_fill(a, x, NIB_REAL(4)));
-  CHECK_STATUS(NIB_STREAM, runtime, nib_tensor_wait(x, -1));
+  CHECK_STATUS(NIB_STREAM, runtime, nib_tensor_wait(x, NIB_UNLIMITED));
   CHECK(first_of(x) == 4);
   OK(runtime, nib_stream_call(b, fail, NULL));
-  OK(runtime, nib_stream_synchronize(a, -1));
-  CHECK_STATUS(NIB_STREAM, runtime, nib_device_synchronize(device, -1));
-  OK(runtime, nib_device_synchronize(device, -1));
+  OK(runtime, nib_stream_synchronize(a, NIB_UNLIMITED));
+  CHECK_STATUS(NIB_STREAM, runtime, nib_device_synchronize(device, NIB_UNLIMITED));
+  OK(runtime, nib_device_synchronize(device, NIB_UNLIMITED));
 
   /* What makes a file's contents doubtful is told before the file that is there is given up. */
   char path[] = "/tmp/async_XXXXXX", word[8] = "";
@@ -172,14 +172,14 @@ int main(void) {
   nib_event *old = NULL, *recent = NULL;
   double milliseconds;
   OK(runtime, nib_event_record(a, &old));
-  OK(runtime, nib_stream_synchronize(a, -1));
+  OK(runtime, nib_stream_synchronize(a, NIB_UNLIMITED));
   nib_stream_release(a);
   OK(runtime, nib_stream_create(device, -1, &a));
   OK(runtime, nib_stream_call(a, fail, NULL));
   OK(runtime, nib_event_record(a, &recent));
   while (nib_event_elapsed(old, recent, &milliseconds) == NIB_TIMEOUT) continue;
-  OK(runtime, nib_event_synchronize(old, -1));
-  CHECK_STATUS(NIB_STREAM, runtime, nib_event_synchronize(recent, -1));
+  OK(runtime, nib_event_synchronize(old, NIB_UNLIMITED));
+  CHECK_STATUS(NIB_STREAM, runtime, nib_event_synchronize(recent, NIB_UNLIMITED));
   nib_event_release(old);
   nib_event_release(recent);
 

@@ -50,7 +50,7 @@ static nib_device *unused_device(nib_runtime *rt, const char *name) {
 
 static float last_of(nib_runtime *rt, nib_tensor *tensor) {
   static float values[N];
-  OK(rt, nib_tensor_read(tensor, values, sizeof values, -1));
+  OK(rt, nib_tensor_read(tensor, values, sizeof values, NIB_UNLIMITED));
   return values[N - 1];
 }
 
@@ -84,7 +84,7 @@ static void use_stream(nib_runtime *rt, nib_device *device, handle context, hand
   OK(rt, nib_capture_end(stream, &graph, NULL));
   OK(rt, nib_graph_replay(graph, stream));
   OK(rt, nib_event_record(stream, &event));
-  OK(rt, nib_event_synchronize(event, -1));
+  OK(rt, nib_event_synchronize(event, NIB_UNLIMITED));
   CHECK(last_of(rt, x) == 20);
   OK(rt, nib_tensor_fill(stream, x, NIB_REAL(3)));
   nib_stream_release(stream);

@@ -17,7 +17,7 @@ static void cycle(int round) {
   OK(runtime, nib_graph_replay(graph, stream));
   OK(runtime, nib_event_record(stream, &event));
   if (round % 2) { /* the tidy way */
-    OK(runtime, nib_stream_synchronize(stream, -1));
+    OK(runtime, nib_stream_synchronize(stream, NIB_UNLIMITED));
     nib_event_release(event);
     nib_graph_release(graph);
     nib_tensor_release(a);
@@ -33,8 +33,8 @@ static void cycle(int round) {
     nib_tensor *view = NULL;
     CHECK(nib_tensor_fill(stream, a, NIB_REAL(1)) == NIB_CLOSED);
     CHECK(nib_tensor_narrow(a, 0, 0, 1, &view) == NIB_CLOSED && !view);
-    CHECK(nib_stream_synchronize(stream, -1) == NIB_CLOSED);
-    CHECK(nib_event_synchronize(event, -1) == NIB_CLOSED);
+    CHECK(nib_stream_synchronize(stream, NIB_UNLIMITED) == NIB_CLOSED);
+    CHECK(nib_event_synchronize(event, NIB_UNLIMITED) == NIB_CLOSED);
     CHECK(nib_graph_replay(graph, stream) == NIB_CLOSED);
     nib_tensor_release(b);
     nib_graph_release(graph);

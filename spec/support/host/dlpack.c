@@ -97,10 +97,10 @@ static void types(nib_runtime *rt, nib_tensor *memory) {
     OK(rt, nib_tensor_to_dlpack(tensor, -1, &out));
     if (i < 9) CHECK(out->tensor.code == all[i].code && out->tensor.bits == all[i].bits && out->tensor.lanes == 1);
     nib_tensor_release(tensor);
-    OK(rt, nib_tick(rt, 0));
+    OK(rt, nib_tick(rt, NIB_UNLIMITED));
     CHECK(!p.deleted); /* the way back still has it */
     out->deleter(out);
-    OK(rt, nib_tick(rt, 0));
+    OK(rt, nib_tick(rt, NIB_UNLIMITED));
     CHECK(p.deleted == 1);
   }
 }
@@ -110,7 +110,7 @@ static void imports(nib_runtime *rt, nib_device *device) {
   nib_tensor *memory = make(device, NIB_FLOAT32, 64), *tensor, *view, *one;
   const int64_t shape[] = { 64 }, stride[] = { 1 };
   OK(rt, nib_tensor_arange(stream, memory, NIB_INTEGER(0), NIB_INTEGER(1)));
-  OK(rt, nib_device_synchronize(device, -1));
+  OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
   uint64_t used = nib_device_memory(device).used_bytes;
 
   /* Strided, with an offset; what one side writes the other sees. */
@@ -120,11 +120,11 @@ static void imports(nib_runtime *rt, nib_device *device) {
   CHECK(nib_tensor_data(tensor) == (char *)nib_tensor_data(memory) + 8 && !nib_tensor_is_read_only(tensor));
   CHECK(nib_device_memory(device).used_bytes == used);
   float values[64];
-  OK(rt, nib_tensor_read(tensor, values, 6 * sizeof(float), -1));
+  OK(rt, nib_tensor_read(tensor, values, 6 * sizeof(float), NIB_UNLIMITED));
   CHECK(values[0] == 2 && values[2] == 6 && values[5] == 16);
   OK(rt, nib_tensor_fill(stream, tensor, NIB_INTEGER(-1)));
-  OK(rt, nib_tensor_read(tensor, values, 6 * sizeof(float), -1));
-  OK(rt, nib_tensor_read(memory, values, sizeof values, -1));
+  OK(rt, nib_tensor_read(tensor, values, 6 * sizeof(float), NIB_UNLIMITED));
+  OK(rt, nib_tensor_read(memory, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[2] == -1 && values[3] == 3 && values[16] == -1 && values[17] == 17);
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_as_strided(tensor, 1, shape, stride, 0, &view)); /* beyond what was lent */
 
@@ -136,14 +136,14 @@ static void imports(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_tensor_fill(stream, view, NIB_INTEGER(5)));
   OK(rt, nib_capture_end(stream, &graph, NULL));
   nib_tensor_release(view);
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   CHECK(!p.deleted);
   OK(rt, nib_graph_replay(graph, stream));
   nib_graph_release(graph);
-  OK(rt, nib_device_synchronize(device, -1));
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   CHECK(p.deleted == 1);
-  OK(rt, nib_tensor_read(memory, values, sizeof values, -1));
+  OK(rt, nib_tensor_read(memory, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[12] == 5 && values[16] == 5);
 
   /* Lent for reading: nothing writes it, everything reads it. */
@@ -174,7 +174,7 @@ static void imports(nib_runtime *rt, nib_device *device) {
   nib_tensor_release(view);
   nib_tensor_release(one);
   nib_tensor_release(tensor);
-  OK(rt, nib_tick(rt, 0)); /* takes `out` back */
+  OK(rt, nib_tick(rt, NIB_UNLIMITED)); /* takes `out` back */
 
   /* Empty, and without dimensions. */
   p = produce(memory);
@@ -223,7 +223,7 @@ static void reads_first(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_stream_create(device, 0, &stream));
   OK(rt, nib_stream_create(device, 0, &consumer));
   OK(rt, nib_tensor_fill(stream, tensor, NIB_INTEGER(1)));
-  OK(rt, nib_stream_synchronize(stream, -1));
+  OK(rt, nib_stream_synchronize(stream, NIB_UNLIMITED));
   OK(rt, nib_stream_call(stream, take_time, NULL));
   OK(rt, nib_tensor_copy(stream, kept, tensor));
   const bool cpu = strcmp(nib_device_get_info(device)->name, "cpu") == 0;
@@ -232,9 +232,9 @@ static void reads_first(nib_runtime *rt, nib_device *device) {
     ((float *)out->tensor.data)[23] = 2;
   else
     OK(rt, nib_tensor_fill(consumer, tensor, NIB_INTEGER(2)));
-  OK(rt, nib_tensor_read(kept, values, sizeof values, -1));
+  OK(rt, nib_tensor_read(kept, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[23] == 1);
-  OK(rt, nib_tensor_read(tensor, values, sizeof values, -1));
+  OK(rt, nib_tensor_read(tensor, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[23] == 2);
   out->deleter(out);
   nib_tensor_release(tensor);
@@ -268,7 +268,7 @@ static void exports(nib_runtime *rt, nib_device *device) {
     float last[24];
     OK(rt, nib_tensor_create(device, NIB_FLOAT32, 2, shape, &copy));
     OK(rt, nib_tensor_copy(consumer, copy, tensor));
-    OK(rt, nib_tensor_read(copy, last, sizeof last, -1));
+    OK(rt, nib_tensor_read(copy, last, sizeof last, NIB_UNLIMITED));
     CHECK(last[23] == 200);
     nib_tensor_release(copy);
     CHECK_STATUS(NIB_INVALID, rt, nib_tensor_to_dlpack(tensor, 0, &again));
@@ -282,11 +282,11 @@ static void exports(nib_runtime *rt, nib_device *device) {
   /* It lives while either side has it, and is gone after a tick, whichever thread it came back on. */
   nib_tensor_release(tensor);
   nib_tensor_release(turned);
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   CHECK(nib_device_memory(device).used_bytes == used + 96);
   if (cpu) ((float *)t->data)[0] = 7;
   let_go_elsewhere(out);
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   CHECK(nib_device_memory(device).used_bytes == used);
 
   /* A round trip is the same memory. */
@@ -303,10 +303,10 @@ static void exports(nib_runtime *rt, nib_device *device) {
     CHECK(strstr(nib_error(rt), "tensor:written: tensor: expected a tensor on the stream's device cpu, got one on cuda:"));
     OK(rt, nib_tensor_written(back, consumer));
   }
-  OK(rt, nib_tensor_read(back, last, sizeof last, -1));
+  OK(rt, nib_tensor_read(back, last, sizeof last, NIB_UNLIMITED));
   CHECK(last[23] == 3);
   nib_tensor_release(back);
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   CHECK(nib_device_memory(device).used_bytes == used);
   nib_stream_release(consumer);
 }
@@ -328,7 +328,7 @@ static void pinned(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_tensor_fill(nib_device_default_stream(device), there, NIB_REAL(2)));
   OK(rt, nib_tensor_copy(nib_device_default_stream(device), back, there));
   float last[24];
-  OK(rt, nib_tensor_read(back, last, sizeof last, -1));
+  OK(rt, nib_tensor_read(back, last, sizeof last, NIB_UNLIMITED));
   CHECK(last[0] == 2);
   nib_tensor_release(back);
   nib_tensor_release(there);
@@ -387,13 +387,13 @@ static void end(int mode) {
   OK(rt, nib_tensor_from_dlpack(rt, point(&p), &wrapped));
   managed *lent;
   OK(rt, nib_tensor_to_dlpack(wrapped, -1, &lent));
-  OK(rt, nib_device_synchronize(device, -1));
+  OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
   CHECK(pthread_create(&threads[0], NULL, let_go, out[0]) == 0);
   if (mode == 0) release_all(&handles);
   nib_runtime_close(rt);
   for (int i = 1; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, let_go, out[2 * i]) == 0);
   CHECK(pthread_create(&threads[4], NULL, let_go, lent) == 0);
-  if (mode == 1) CHECK_STATUS(NIB_CLOSED, rt, nib_tick(rt, 0));
+  if (mode == 1) CHECK_STATUS(NIB_CLOSED, rt, nib_tick(rt, NIB_UNLIMITED));
   if (strcmp(device_name(), "cpu") == 0) CHECK(((const float *)out[3]->tensor.data)[999] == 1);
   memset(held->tensor.data, 1, 4000); /* is still there */
   nib_event_release(event);
@@ -441,7 +441,7 @@ static void end_waiting(bool while_closing) {
   OK(NULL, nib_runtime_create(&config, &rt));
   nib_device *device = device_of(rt);
   nib_tensor *memory = make(device, NIB_FLOAT32, 24), *other = make(device, NIB_FLOAT32, 24), *lent, *wrapped;
-  OK(rt, nib_device_synchronize(device, -1));
+  OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
   OK(rt, nib_tensor_to_dlpack(other, -1, &out));
   nib_wrap_desc desc = { .dtype = NIB_FLOAT32, .ndim = 1, .shape = (int64_t[]){ 24 }, .data = nib_tensor_data(memory),
                          .release = let_go_and_wait, .user = out };
@@ -475,15 +475,15 @@ static void wraps(nib_runtime *rt, nib_device *device) {
   const int64_t shape[] = { 3, 4 }, stride[] = { 16, 1 };
   nib_wrap_desc desc = { .dtype = NIB_BFLOAT16, .ndim = 2, .shape = shape, .stride = stride, .data = nib_tensor_data(memory),
                          .release = count, .user = &released };
-  OK(rt, nib_device_synchronize(device, -1));
+  OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
   OK(rt, nib_tensor_wrap(device, &desc, &tensor));
   for (int i = 0; i < 100; i++) OK(rt, nib_tensor_fill(stream, tensor, NIB_INTEGER(i)));
   nib_tensor_release(tensor);
-  OK(rt, nib_device_synchronize(device, -1));
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   CHECK(released == 1);
   uint16_t bits[64];
-  OK(rt, nib_tensor_read(memory, bits, sizeof bits, -1));
+  OK(rt, nib_tensor_read(memory, bits, sizeof bits, NIB_UNLIMITED));
   CHECK(bits[0] == 0x42c6 && bits[35] == 0x42c6);
   desc.data = (char *)desc.data + 1;
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_wrap(device, &desc, &none));

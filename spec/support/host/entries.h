@@ -203,13 +203,13 @@ ENTRY(default_stream) {
   return w->ended ? w->ended : NIB_MEMORY;
 }
 
-ENTRY(device_synchronize) { return nib_device_synchronize(w->device, -1); }
+ENTRY(device_synchronize) { return nib_device_synchronize(w->device, NIB_UNLIMITED); }
 ENTRY(tick) { return nib_tick(w->runtime, 1000); }
 
 ENTRY(deadline) {
   nib_set_deadline(w->runtime, 10000000); /* whose waits all end before it */
-  nib_status status = nib_stream_synchronize(w->stream, -1);
-  nib_set_deadline(w->runtime, -1);
+  nib_status status = nib_stream_synchronize(w->stream, NIB_UNLIMITED);
+  nib_set_deadline(w->runtime, NIB_UNLIMITED);
   return status;
 }
 
@@ -242,7 +242,7 @@ ENTRY(tensor_copy_across) {
   return status;
 }
 ENTRY(tensor_copy_between) { return nib_tensor_copy_between(w->stream, w->other, w->integers, w->columns); }
-ENTRY(tensor_copy_wait) { return nib_tensor_copy_wait(w->integers, w->columns, -1); }
+ENTRY(tensor_copy_wait) { return nib_tensor_copy_wait(w->integers, w->columns, NIB_UNLIMITED); }
 ENTRY(tensor_create_pinned) { return nib_tensor_create_pinned(w->runtime, NIB_INT64, SHAPE(3, 5), &w->made.tensors[0]); }
 ENTRY(tensor_fill) { return nib_tensor_fill(w->stream, w->columns, NIB_INTEGER(4)); }
 ENTRY(tensor_arange) { return nib_tensor_arange(w->stream, w->floats, NIB_INTEGER(0), NIB_REAL(0.5)); }
@@ -254,8 +254,8 @@ ENTRY(tensor_write_fresh) {
   nib_status status = nib_tensor_create(w->device, NIB_FLOAT32, SHAPE(4, 6), &w->made.tensors[0]);
   return status != NIB_OK ? status : nib_tensor_write(w->stream, w->made.tensors[0], w->host, sizeof w->host);
 }
-ENTRY(tensor_wait) { return nib_tensor_wait(w->floats, -1); }
-ENTRY(tensor_read) { return nib_tensor_read(w->columns, w->host, sizeof w->host, -1); }
+ENTRY(tensor_wait) { return nib_tensor_wait(w->floats, NIB_UNLIMITED); }
+ENTRY(tensor_read) { return nib_tensor_read(w->columns, w->host, sizeof w->host, NIB_UNLIMITED); }
 
 ENTRY(tensor_equal) {
   bool equal = false;
@@ -310,11 +310,11 @@ ENTRY(safetensors) {
 /* ---- Streams, events, graphs --------------------------------------------------------------------------------------- */
 
 ENTRY(stream_create) { return nib_stream_create(w->device, -1, &w->made.stream); }
-ENTRY(stream_synchronize) { return nib_stream_synchronize(w->stream, -1); }
+ENTRY(stream_synchronize) { return nib_stream_synchronize(w->stream, NIB_UNLIMITED); }
 ENTRY(stream_call) { return nib_stream_call(w->stream, nothing, NULL); }
 ENTRY(stream_wait) { return nib_stream_wait(w->other, w->inside ? w->inside : w->event); }
 ENTRY(event_record) { return nib_event_record(w->stream, &w->made.event); }
-ENTRY(event_synchronize) { return nib_event_synchronize(w->event, -1); }
+ENTRY(event_synchronize) { return nib_event_synchronize(w->event, NIB_UNLIMITED); }
 ENTRY(event_elapsed) {
   double milliseconds;
   return nib_event_elapsed(w->event, w->later, &milliseconds);
@@ -375,7 +375,7 @@ ENTRY(graph_driver_dot) {
   CHECK(status != NIB_OK || needed > 20);
   return status;
 }
-ENTRY(graph_wait) { return nib_graph_wait(w->graph, -1); }
+ENTRY(graph_wait) { return nib_graph_wait(w->graph, NIB_UNLIMITED); }
 
 /* ---- The host's context and streams: what is refused ---------------------------------------------------------------- */
 

@@ -110,8 +110,8 @@ struct left {
 
 static struct left what_is_left(struct world *w) {
   for (int32_t i = 0; i < nib_device_count(w->runtime); i++) /* twice: the first may tell what failed before */
-    for (int k = 0; k < 2; k++) nib_device_synchronize(nib_device_at(w->runtime, i), -1);
-  CHECK(nib_tick(w->runtime, 0) == NIB_OK);
+    for (int k = 0; k < 2; k++) nib_device_synchronize(nib_device_at(w->runtime, i), NIB_UNLIMITED);
+  CHECK(nib_tick(w->runtime, NIB_UNLIMITED) == NIB_OK);
   nib_memory_info memory = nib_device_memory(w->device);
   struct left left = { heap.live, heap.bytes, memory.used_bytes, memory.reserved_bytes, { 0 } };
   for (size_t i = 0; driver.result && i < KIND_COUNT; i++) left.driver[i] = driver.live(kinds[i]);
@@ -165,11 +165,11 @@ static void open_world(struct world *w, const char *path) {
   OK(w->runtime, nib_tensor_fill(w->stream, w->one, NIB_INTEGER(1)));
   nib_event *spare[64]; /* a GPU's events are kept for reuse: more than anything here needs at once */
   for (int i = 0; i < 64; i++) OK(w->runtime, nib_event_record(w->stream, &spare[i]));
-  OK(w->runtime, nib_stream_synchronize(w->stream, -1));
+  OK(w->runtime, nib_stream_synchronize(w->stream, NIB_UNLIMITED));
   for (int i = 0; i < 64; i++) nib_event_release(spare[i]);
   OK(w->runtime, nib_event_record(w->stream, &w->event));
   OK(w->runtime, nib_event_record(w->stream, &w->later));
-  OK(w->runtime, nib_event_synchronize(w->later, -1));
+  OK(w->runtime, nib_event_synchronize(w->later, NIB_UNLIMITED));
   OK(w->runtime, nib_capture_begin(w->stream, NIB_CAPTURE_RELAXED));
   OK(w->runtime, nib_tensor_fill(w->stream, w->floats, NIB_REAL(1)));
   OK(w->runtime, nib_tensor_fill(w->stream, w->integers, NIB_INTEGER(1)));

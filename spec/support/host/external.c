@@ -97,12 +97,12 @@ static void in_turn(nib_runtime *rt, nib_device *device) {
   nib_semaphore_release(semaphore);
   nib_tensor_release(in);
   nib_tensor_release(out);
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   CHECK(((float *)(api.memory.data + HALF))[1] != 9);
   signal_value(api.semaphore.data, 1000);
   await(api.semaphore.data, 1001);
   CHECK(((float *)(api.memory.data + HALF))[N - 1] == 9);
-  OK(rt, nib_stream_synchronize(stream, -1));
+  OK(rt, nib_stream_synchronize(stream, NIB_UNLIMITED));
   nib_stream_release(stream);
   munmap(api.memory.data, BYTES);
   munmap(api.semaphore.data, sizeof(uint64_t));
@@ -119,7 +119,7 @@ static void exported(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_tensor_create_exportable(device, NIB_FLOAT32, 1, shape, &tensor));
   CHECK(nib_device_memory(device).used_bytes == used + 4000);
   OK(rt, nib_tensor_fill(stream, tensor, NIB_REAL(1.5)));
-  OK(rt, nib_device_synchronize(device, -1));
+  OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
   OK(rt, nib_tensor_export(tensor, &fd, &bytes));
   OK(rt, nib_tensor_export(tensor, &again, &bytes));
   CHECK(bytes >= 4000 && bytes % 4096 == 0 && fd != again && nib_tensor_offset_bytes(tensor) == 0);
@@ -133,14 +133,14 @@ static void exported(nib_runtime *rt, nib_device *device) {
   theirs = part(second, whole, 0, 4000, NIB_FLOAT32);
   nib_tensor_release(whole);
   OK(second, nib_tensor_fill(nib_device_default_stream(device_of(second)), theirs, NIB_REAL(2.5)));
-  OK(second, nib_device_synchronize(device_of(second), -1));
+  OK(second, nib_device_synchronize(device_of(second), NIB_UNLIMITED));
   float values[1000];
-  OK(rt, nib_tensor_read(tensor, values, sizeof values, -1));
+  OK(rt, nib_tensor_read(tensor, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[0] == 2.5f && seen[999] == 2.5f);
   nib_tensor_release(tensor);
-  OK(rt, nib_tick(rt, 0));
+  OK(rt, nib_tick(rt, NIB_UNLIMITED));
   CHECK(nib_device_memory(device).used_bytes == used);
-  OK(second, nib_tensor_read(theirs, values, sizeof values, -1));
+  OK(second, nib_tensor_read(theirs, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[999] == 2.5f); /* the memory has another owner still */
   CHECK_STATUS(NIB_INVALID, second, nib_tensor_export(theirs, &fd, &bytes));
   nib_tensor_release(theirs);
@@ -168,7 +168,7 @@ static void between_gpus(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_tensor_arange(nib_device_default_stream(device), shared, NIB_INTEGER(0), NIB_INTEGER(1)));
   OK(rt, nib_tensor_copy(nib_device_default_stream(device), there, shared));
   OK(rt, nib_tensor_copy(nib_device_default_stream(device), back, there));
-  OK(rt, nib_tensor_read(back, values, sizeof values, -1));
+  OK(rt, nib_tensor_read(back, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[99] == 99);
   nib_tensor_release(shared);
   nib_tensor_release(there);
@@ -217,7 +217,7 @@ static void refusals(nib_runtime *rt, nib_device *device) {
   CHECK_STATUS(NIB_INVALID, rt, nib_semaphore_signal(nib_device_default_stream(cpu_of(rt)), semaphore, 1));
   CHECK(strstr(nib_error(rt), "semaphore:signal: semaphore: expected one of the stream's device cpu, got one of cuda:"));
   OK(rt, nib_semaphore_signal(stream, semaphore, 5));
-  OK(rt, nib_stream_synchronize(stream, -1));
+  OK(rt, nib_stream_synchronize(stream, NIB_UNLIMITED));
   CHECK(*(uint64_t *)counter.data == 5);
   nib_semaphore_release(semaphore);
   nib_semaphore_release(NULL);
@@ -243,7 +243,7 @@ static void written(nib_runtime *rt, nib_device *device) {
   CHECK(nib_tensor_wait(tensor, 2000) == NIB_TIMEOUT);
   memset(memory.data, 0x3C, 4096);
   signal_value(counter.data, 1);
-  OK(rt, nib_tensor_read(tensor, bytes, sizeof bytes, -1));
+  OK(rt, nib_tensor_read(tensor, bytes, sizeof bytes, NIB_UNLIMITED));
   CHECK(bytes[4095] == 0x3C);
   nib_tensor_release(tensor);
   nib_semaphore_release(semaphore);

@@ -99,7 +99,7 @@ static void c_results(nib_runtime *runtime, struct report *report) {
   add_real(report, value);
   OK(runtime, nib_tensor_arange(stream, whole, NIB_INTEGER(((int64_t)1 << 53) + 1), NIB_REAL(0.5)));
   int64_t integer = 0;
-  OK(runtime, nib_tensor_read(whole, &integer, sizeof integer, -1));
+  OK(runtime, nib_tensor_read(whole, &integer, sizeof integer, NIB_UNLIMITED));
   add_bits(report, &integer, sizeof integer);
   CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_fill(stream, whole, NIB_REAL(0.3)));
   add_text(report, nib_error(runtime));

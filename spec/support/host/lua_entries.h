@@ -40,7 +40,8 @@ static nib_sandbox_config sandbox_config(const struct world *w) { return (nib_sa
 static void open_sandbox(struct world *w) {
   const nib_sandbox_config config = sandbox_config(w);
   OK(NULL, nib_sandbox_create(&config, &w->sandbox));
-  CHECK_STATUS(NIB_OK, nib_sandbox_runtime(w->sandbox), nib_sandbox_load(w->sandbox, "script", script, sizeof script - 1, 0));
+  CHECK_STATUS(NIB_OK, nib_sandbox_runtime(w->sandbox),
+               nib_sandbox_load(w->sandbox, "script", script, sizeof script - 1, NIB_UNLIMITED));
   nib_device *device = NULL;
   OK(nib_sandbox_runtime(w->sandbox), nib_device_find(nib_sandbox_runtime(w->sandbox), device_name(), &device));
   OK(nib_sandbox_runtime(w->sandbox), nib_tensor_create(device, NIB_FLOAT32, SHAPE(4), &w->shown));
@@ -48,7 +49,8 @@ static void open_sandbox(struct world *w) {
 
 /* Whatever failed before, it works when nothing does. */
 static void close_sandbox(struct world *w) {
-  CHECK_STATUS(NIB_OK, nib_sandbox_runtime(w->sandbox), nib_sandbox_load(w->sandbox, "after", "assert(#tostring(1) == 1)", 25, 0));
+  CHECK_STATUS(NIB_OK, nib_sandbox_runtime(w->sandbox),
+               nib_sandbox_load(w->sandbox, "after", "assert(#tostring(1) == 1)", 25, NIB_UNLIMITED));
   nib_tensor_release(w->shown);
   nib_sandbox_close(w->sandbox);
   w->sandbox = NULL, w->shown = NULL;
@@ -76,7 +78,7 @@ ENTRY(sandbox_answers) {
   return NIB_OK;
 }
 
-ENTRY(sandbox_load) { return told(w, nib_sandbox_load(w->sandbox, "again", script, sizeof script - 1, 0)); }
+ENTRY(sandbox_load) { return told(w, nib_sandbox_load(w->sandbox, "again", script, sizeof script - 1, NIB_UNLIMITED)); }
 
 static int push_arguments(lua_State *L, void *user) {
   const struct world *w = user;
@@ -94,7 +96,7 @@ static void take_results(lua_State *L, int count, void *user) {
 
 ENTRY(sandbox_call) {
   const nib_sandbox_values values = { push_arguments, take_results, w };
-  return told(w, nib_sandbox_call(w->sandbox, "run", &values, 0));
+  return told(w, nib_sandbox_call(w->sandbox, "run", &values, NIB_UNLIMITED));
 }
 
 static int answer(lua_State *L) {

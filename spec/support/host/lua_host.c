@@ -58,7 +58,7 @@ static int double_it(lua_State *L) {
   if (!tensor) return luaL_error(L, "double_it: expected a tensor");
   nib_device *device = nib_tensor_device(tensor);
   float values[4];
-  if (nib_tensor_read(tensor, values, sizeof values, -1) != NIB_OK) return luaL_error(L, "read");
+  if (nib_tensor_read(tensor, values, sizeof values, NIB_UNLIMITED) != NIB_OK) return luaL_error(L, "read");
   for (int i = 0; i < 4; i++) values[i] *= 2;
   nib_tensor *result = NULL;
   const int64_t shape = 4;

@@ -41,8 +41,8 @@ int main(void) {
     OK(runtime, nib_tensor_create(device, NIB_UINT8, 1, &size, &kept[count - 1]));
   }
   for (int i = 0; i < count; i++) nib_tensor_release(kept[i]);
-  OK(runtime, nib_device_synchronize(device, -1));
-  OK(runtime, nib_tick(runtime, 0));
+  OK(runtime, nib_device_synchronize(device, NIB_UNLIMITED));
+  OK(runtime, nib_tick(runtime, NIB_UNLIMITED));
   CHECK(nib_device_memory(device).used_bytes == 0 && nib_device_memory(device).reserved_bytes == 0);
   CHECK(nib_device_memory(device).peak_bytes <= 1 << 20 && nib_device_memory(device).peak_bytes >= 3 << 18);
   nib_runtime_close(runtime);

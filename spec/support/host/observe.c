@@ -67,7 +67,7 @@ int main(void) {
   CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, 0, 2, shape, stride, values, 15));
   CHECK_STATUS(NIB_STATE, runtime, nib_peek(runtime, storage + 1000, NIB_INT32, 0, 2, shape, stride, values, sizeof values));
 
-  OK(runtime, nib_tensor_read(x, values, sizeof values, -1));
+  OK(runtime, nib_tensor_read(x, values, sizeof values, NIB_UNLIMITED));
   CHECK(seen.count[NIB_OBSERVED_SYNCHRONIZED] == 1 && seen.last.kind == NIB_OBSERVED_HOST_READ && !seen.access.write);
   nib_event *event = NULL;
   OK(runtime, nib_event_record(stream, &event));
@@ -75,7 +75,7 @@ int main(void) {
   CHECK(seen.last.kind == NIB_OBSERVED_EVENT_RECORD && number > 0 && seen.last.capture == 0);
   OK(runtime, nib_stream_wait(nib_device_default_stream(device), event));
   CHECK(seen.last.kind == NIB_OBSERVED_STREAM_WAIT && seen.last.event == number);
-  OK(runtime, nib_event_synchronize(event, -1));
+  OK(runtime, nib_event_synchronize(event, NIB_UNLIMITED));
   CHECK(seen.last.kind == NIB_OBSERVED_SYNCHRONIZED && seen.last.event == number);
   nib_event_release(event);
   CHECK(seen.last.kind == NIB_OBSERVED_EVENT_RELEASED && seen.last.event == number);
@@ -102,8 +102,8 @@ int main(void) {
   nib_tensor_release(x);
   CHECK(seen.last.kind == NIB_OBSERVED_TENSOR_RELEASED && seen.last.handles == 0 && seen.last.storage == storage);
   nib_graph_release(graph);
-  OK(runtime, nib_device_synchronize(device, -1));
-  OK(runtime, nib_tick(runtime, 0));
+  OK(runtime, nib_device_synchronize(device, NIB_UNLIMITED));
+  OK(runtime, nib_tick(runtime, NIB_UNLIMITED));
   CHECK(seen.count[NIB_OBSERVED_STORAGE_FREED] == 1);
 
   nib_runtime_observe(runtime, NULL, NULL);

@@ -82,7 +82,7 @@ static size_t results(const nib_config *config, int spoiled, unsigned char *byte
   size_t total = 0;
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     size_t size = (size_t)nib_tensor_numel(list[i]) * nib_dtype_bytes(nib_tensor_dtype(list[i]));
-    OK(runtime, nib_tensor_read(list[i], bytes + total, size, -1));
+    OK(runtime, nib_tensor_read(list[i], bytes + total, size, NIB_UNLIMITED));
     total += size;
     nib_tensor_release(list[i]);
   }

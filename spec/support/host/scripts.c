@@ -71,24 +71,40 @@ static int nothing(lua_State *L, void *user) {
   return 0;
 }
 
+static void nothing_added(lua_State *L, void *user) {
+  (void)user;
+  luaL_error(L, "ran");
+}
+
 static void calls(void) {
   nib_sandbox *sandbox = create(NULL);
   int numbers[4] = { 3, 4, 0, 0 };
   nib_sandbox_values values = { two_numbers, take_sum, numbers };
-  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "add", &values, 0));
+  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "add", &values, NIB_UNLIMITED));
   CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function add(a, b) return a + b, a * b end text = 'x' function fail() error('so', 0) end"));
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, 60000000));
   CHECK(numbers[2] == 2 && numbers[3] == 7);
-  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, INT64_MAX));
-  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &(nib_sandbox_values){ two_numbers, NULL, numbers }, 0));
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, INT64_MAX - 1));
+  const nib_sandbox_values unasked = { two_numbers, NULL, numbers };
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &unasked, NIB_UNLIMITED));
   CHECK(strcmp(nib_sandbox_error(sandbox), "") == 0);
-  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "text", NULL, 0));
-  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "none", NULL, 0));
+  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "text", NULL, NIB_UNLIMITED));
+  CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "none", NULL, NIB_UNLIMITED));
   CHECK(strstr(nib_sandbox_error(sandbox), "none: function: "));
-  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "fail", NULL, 0));
+  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "fail", NULL, NIB_UNLIMITED));
   CHECK(strcmp(nib_sandbox_error(sandbox), "fail: so") == 0);
-  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "add", &(nib_sandbox_values){ bad_arguments, NULL, NULL }, 0));
-  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "add", &(nib_sandbox_values){ nothing, NULL, NULL }, 0));
+  const nib_sandbox_values bad = { bad_arguments, NULL, NULL }, missing = { nothing, NULL, NULL };
+  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "add", &bad, NIB_UNLIMITED));
+  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "add", &missing, NIB_UNLIMITED));
+  static const int64_t none_left[] = { 0, -1, INT64_MIN };
+  static const char broken[] = "this is no script";
+  for (int i = 0; i < 3; i++) {
+    int64_t budget_us = none_left[i];
+    CHECK_SCRIPT(NIB_EXPIRED, sandbox, nib_sandbox_call(sandbox, "fail", NULL, budget_us));
+    CHECK(strstr(nib_sandbox_error(sandbox), "fail: budget: expected time to be left, got "));
+    CHECK_SCRIPT(NIB_EXPIRED, sandbox, nib_sandbox_load(sandbox, "test", broken, sizeof broken - 1, budget_us));
+    CHECK_SCRIPT(NIB_EXPIRED, sandbox, nib_sandbox_extend(sandbox, nothing_added, NULL, budget_us));
+  }
   CHECK_SCRIPT(NIB_EXPIRED, sandbox, (LOAD(sandbox, "function loop() while true do end end"), nib_sandbox_call(sandbox, "loop", NULL, 2000)));
   CHECK(strstr(nib_sandbox_error(sandbox), "loop: budget: expected at most 2000 us") && strstr(nib_sandbox_error(sandbox), "test:1"));
   nib_sandbox_close(sandbox);
@@ -121,7 +137,7 @@ struct host {
 
 static int call_again(lua_State *L) {
   struct host *host = lua_touserdata(L, lua_upvalueindex(1));
-  host->inner = nib_sandbox_call(host->sandbox, "on_load", NULL, 0);
+  host->inner = nib_sandbox_call(host->sandbox, "on_load", NULL, NIB_UNLIMITED);
   return 0;
 }
 
@@ -268,7 +284,8 @@ static void cancelling(void) {
     struct canceller canceller = { create(NULL), 0 };
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, cancel, &canceller) == 0);
-    CHECK_SCRIPT(NIB_EXPIRED, canceller.sandbox, nib_sandbox_load(canceller.sandbox, "test", codes[i], strlen(codes[i]), 0));
+    size_t length = strlen(codes[i]);
+    CHECK_SCRIPT(NIB_EXPIRED, canceller.sandbox, nib_sandbox_load(canceller.sandbox, "test", codes[i], length, NIB_UNLIMITED));
     CHECK(strstr(nib_sandbox_error(canceller.sandbox), "cancelled"));
     __atomic_store_n(&canceller.stop, 1, __ATOMIC_RELAXED);
     pthread_join(thread, NULL);

@@ -74,7 +74,7 @@ int main(void) {
 
   /* Waits end at the deadline, whatever their own timeout, and go on when it is gone. */
   nib_set_deadline(runtime, 1000);
-  CHECK_STATUS(NIB_TIMEOUT, runtime, nib_stream_synchronize(held, -1));
+  CHECK_STATUS(NIB_TIMEOUT, runtime, nib_stream_synchronize(held, NIB_UNLIMITED));
   CHECK_STATUS(NIB_TIMEOUT, runtime, nib_device_synchronize(cpu, 1000000000));
   nib_tensor *late = make(cpu, NIB_FLOAT32, 10);
   bool equal = true;
@@ -86,26 +86,44 @@ int main(void) {
   nib_status status;
   while ((status = nib_tensor_fill(held, late, NIB_REAL(1))) == NIB_OK) queued++;
   CHECK(status == NIB_TIMEOUT && queued > 0 && queued < 256);
-  nib_set_deadline(runtime, INT64_MAX); /* never, too */
+  nib_set_deadline(runtime, INT64_MAX - 1); /* almost never */
   nib_tensor *fresh = make(cpu, NIB_FLOAT32, 10);
   OK(runtime, nib_tensor_equal(fresh, fresh, &equal));
   CHECK(equal);
   nib_tensor_release(fresh);
-  nib_set_deadline(runtime, -1);
+  nib_set_deadline(runtime, NIB_UNLIMITED);
   CHECK_STATUS(NIB_TIMEOUT, runtime, nib_stream_synchronize(held, 1000));
+
+  /* No time is left: nothing waits. */
+  static const int64_t none[] = { 0, -1, -1000000, INT64_MIN };
+  for (int i = 0; i < 4; i++) {
+    CHECK_STATUS(NIB_TIMEOUT, runtime, nib_stream_synchronize(held, none[i]));
+    CHECK_STATUS(NIB_TIMEOUT, runtime, nib_device_synchronize(cpu, none[i]));
+    CHECK_STATUS(NIB_TIMEOUT, runtime, nib_event_synchronize(held_event, none[i]));
+    CHECK_STATUS(NIB_TIMEOUT, runtime, nib_tensor_wait(late, none[i]));
+    CHECK_STATUS(NIB_TIMEOUT, runtime, nib_tensor_read(late, &(float[10]){ 0 }, 40, none[i]));
+    nib_set_deadline(runtime, none[i]);
+    CHECK_STATUS(NIB_TIMEOUT, runtime, nib_stream_synchronize(held, NIB_UNLIMITED));
+    nib_set_deadline(runtime, NIB_UNLIMITED);
+  }
 
   /* What is done goes, though held ones are in between, and a budget allows for one or so. */
   open_gate(&second);
-  OK(runtime, nib_event_synchronize(event, -1)); /* unlike a stream's wait, this frees nothing itself */
+  OK(runtime, nib_event_synchronize(event, NIB_UNLIMITED)); /* unlike a stream's wait, this frees nothing itself */
   nib_event_release(event);
   tick(runtime);
   const long freed = (long)DONE * ELEMENTS * 4;
   CHECK(before - bytes >= freed && before - bytes < freed + freed / 2);
   open_gate(&gate);
-  OK(runtime, nib_event_synchronize(held_event, -1));
+  OK(runtime, nib_event_synchronize(held_event, NIB_UNLIMITED));
   nib_event_release(held_event);
   nib_tensor_release(late);
-  for (int i = 0; i < 2; i++) OK(runtime, nib_tick(runtime, INT64_MAX)); /* those that it has looked at before come second */
+  for (int i = 0; i < 4; i++) { /* no time at all is one piece */
+    long had = bytes;
+    OK(runtime, nib_tick(runtime, none[i]));
+    CHECK(bytes < had && had - bytes < handles);
+  }
+  for (int i = 0; i < 2; i++) OK(runtime, nib_tick(runtime, NIB_UNLIMITED));
   CHECK(before - bytes >= 2 * freed);
   nib_stream_release(held);
   nib_stream_release(other);

@@ -20,7 +20,7 @@ static void *work(void *argument) {
     OK(runtime, nib_tensor_copy(stream, u, t));
     nib_tensor *view = NULL;
     CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_narrow(t, number + 100, 0, 1, &view));
-    OK(runtime, nib_tensor_read(u, values, SIZE * sizeof *values, -1));
+    OK(runtime, nib_tensor_read(u, values, SIZE * sizeof *values, NIB_UNLIMITED));
     for (int i = 0; i < SIZE; i++) CHECK(values[i] == number * 1000000 + round);
     CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_narrow(t, number + 100, 0, 1, &view));
     CHECK(strstr(nib_error(runtime), expected));
