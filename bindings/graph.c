@@ -9,15 +9,31 @@ static nib_graph *check_graph(lua_State *L, const char *operation) {
 
 /* ---- Capture ----------------------------------------------------------------------------------------------------- */
 
+/* Calls the function at index 1, once the observers know of the capture. */
+static int call_captured(lua_State *L) {
+  NIB_LUA_OBSERVED(L);
+  lua_call(L, 0, 0);
+  return 0;
+}
+
 /* Captures what the function on the top of the stack does on the stream at an index, and pops it. The capture ends whatever
- * happens. `object` takes the graph, or is updated when it has one; returns whether that was possible in place. */
+ * happens: from its begin to its end errors are caught, an observer's and Lua's own included. `object` takes the graph, or is
+ * updated when it has one; returns whether that was possible in place. */
 static bool capture(lua_State *L, const char *operation, int stream_index, nib_capture_mode mode, nib_lua_object *object) {
   nib_stream *stream = ((nib_lua_object *)lua_touserdata(L, stream_index))->stream;
   bool is_update = object->graph != NULL, in_place = false;
   nib_lua_scope scope;
   nib_lua_prepare_scope(L, stream_index, &scope);
-  NIB_LUA_DO(L, operation, nib_capture_begin(stream, mode));
-  if (nib_lua_call_in_scope(L, &scope, 0, 0) != LUA_OK) {
+  lua_pushvalue(L, lua_upvalueindex(1));
+  lua_pushcclosure(L, call_captured, 1);
+  lua_insert(L, -2);
+  nib_status status = nib_capture_begin(stream, mode);
+  if (status == NIB_MEMORY) {
+    nib_lua_collect(L);
+    status = nib_capture_begin(stream, mode);
+  }
+  if (status != NIB_OK) nib_lua_raise(L, operation, status);
+  if (nib_lua_call_in_scope(L, &scope, 1, 0) != LUA_OK) {
     nib_capture_abort(stream);
     lua_error(L); /* the observers hear of it later: the script's error goes first */
   }
@@ -25,7 +41,7 @@ static bool capture(lua_State *L, const char *operation, int stream_index, nib_c
     nib_capture_abort(stream);
     nib_lua_expected(L, operation, "self", 1, "a graph that stays open during its update");
   }
-  nib_status status = nib_capture_end(stream, &object->graph, &in_place);
+  status = nib_capture_end(stream, &object->graph, &in_place);
   if (status != NIB_OK) nib_lua_push_message(L, operation, status); /* an observer's calls could change it */
   NIB_LUA_OBSERVED(L);
   if (status != NIB_OK) luaL_error(L, "%s", lua_tostring(L, -1));

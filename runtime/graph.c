@@ -120,16 +120,19 @@ nib_status nib_record(nib_stream *stream, const char *operation, const struct ni
   return NIB_OK;
 }
 
-/* The stream's next node waits for `nodes` too. Nodes that others wait for already are left out, so that the graph shows
- * each dependency once. */
-nib_status nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count) {
+nib_status nib_frontier_reserve(nib_stream *stream, int32_t count) {
+  nib_runtime *rt = stream->device->runtime;
+  int32_t wanted = (stream->capture ? stream->frontier_count : 0) + count;
+  while (stream->frontier_capacity < wanted)
+    if (!grow(rt, (void **)&stream->frontier, stream->frontier_capacity, &stream->frontier_capacity, sizeof *stream->frontier))
+      return nib_fail_memory(rt, "stream:wait", sizeof *stream->frontier * (size_t)wanted);
+  return NIB_OK;
+}
+
+void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count) {
   nib_device *device = stream->device;
-  nib_runtime *rt = device->runtime;
   struct nib_plan *plan = device->capture->plan;
   int32_t joined = stream->capture ? stream->frontier_count : 0;
-  while (stream->frontier_capacity < joined + count)
-    if (!grow(rt, (void **)&stream->frontier, stream->frontier_capacity, &stream->frontier_capacity, sizeof *stream->frontier))
-      return nib_fail_memory(rt, "stream:wait", sizeof *nodes * (size_t)(joined + count));
   stream->capture = device->capture;
   int32_t *frontier = stream->frontier;
   for (int32_t i = 0; i < count; i++) {
@@ -143,7 +146,6 @@ nib_status nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t c
     joined = kept + 1;
   }
   stream->frontier_count = joined;
-  return NIB_OK;
 }
 
 /* ---- Beginning and ending ------------------------------------------------------------------------------------------ */
@@ -153,6 +155,8 @@ nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   nib_runtime *rt = device->runtime;
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
+  if ((unsigned)mode > NIB_CAPTURE_RELAXED)
+    return nib_fail(rt, NIB_INVALID, "stream:capture: mode: expected a nib_capture_mode, got %d", (int)mode);
   if (device->capture)
     return nib_fail(rt, NIB_CAPTURING, "stream:capture: stream: expected no capture in progress, got stream %llu of %s capturing",
                     (unsigned long long)device->capture->origin->id, device->info.name);

@@ -347,7 +347,10 @@ void nib_round_f64(unsigned char *data, size_t count); /* float64 to float32, in
 /* ---- graph.c ---- */
 nib_status nib_record(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
                       int32_t access_count);
-nib_status nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count);
+/* The stream's next node waits for `nodes` too, for which room was reserved. Nodes that others wait for already are left out, so
+ * that the graph shows each dependency once. */
+nib_status nib_frontier_reserve(nib_stream *stream, int32_t count);
+void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count);
 void nib_capture_close(nib_device *device); /* ends an open capture without a result */
 extern const char *const nib_kernel_names[NIB_KERNEL_COUNT];
 

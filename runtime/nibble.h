@@ -14,7 +14,8 @@
  * is inside a nib_ function, except `parallel_for` and functions given to nib_stream_call, which run on its own threads.
  *
  * Errors. Functions that can fail return a nib_status; nib_error() then has the message, `operation: parameter: expected X, got Y`
- * where an argument is to blame. A function that fails has changed nothing. Operations are named as in Lua. What goes wrong in
+ * where an argument is to blame. A function that fails has changed nothing, unless its comment says what it leaves; host memory
+ * that it would have filled may be written in part. Operations are named as in Lua. What goes wrong in
  * queued work is reported once, by the next wait: FAULT for contents that an operation refused, by any wait on the device; STREAM
  * for a function of nib_stream_call, by a wait on its stream, on one of its events, on a tensor or on the device.
  *
@@ -258,7 +259,9 @@ NIB_API nib_status nib_tensor_reinterpret(nib_tensor *tensor, nib_dtype dtype, n
 /* Another handle on the same view. */
 NIB_API nib_status nib_tensor_alias(nib_tensor *tensor, nib_tensor **out);
 
-/* Work on tensors, in `stream` (of the tensors' device). Outputs whose elements overlap in memory are INVALID. */
+/* Work on tensors, in `stream` (of the tensors' device). Outputs whose elements overlap in memory are INVALID, here and in all
+ * operations. That is decided exactly, but for strides of nib_tensor_as_strided that would take more than 4,096 steps to tell
+ * apart: those count as overlapping. */
 
 /* destination = source, converted: to floats round to nearest even (float8_e4m3fn saturates), float to integer truncates
  * and saturates with NaN as 0, integers saturate, a NaN becomes 0x7FFFFFFF, 0x7FFF or 0x7F, the same dtype keeps every bit.
@@ -343,7 +346,9 @@ typedef enum nib_capture_mode { NIB_CAPTURE_THREAD_LOCAL, NIB_CAPTURE_GLOBAL, NI
 NIB_API nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode);
 /* Ends the capture that began on this stream. *graph is read: NULL makes a new graph (so set it to NULL before); a graph of
  * the same device is updated, and *in_place (may be NULL) says whether nodes and dependencies were the same. A stream that
- * joined and was not joined back fails with STATE: the capture has ended and *graph is as before. */
+ * joined and was not joined back fails with STATE. Whatever it fails with (MEMORY, too), the capture has ended, what was recorded
+ * is forgotten and *graph is as before; but not with INVALID (a graph of another device) or where this stream began no capture
+ * (STATE): that changes nothing. */
 NIB_API nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place);
 /* Ends the capture and forgets what was recorded. Does nothing when the stream did not begin one. */
 NIB_API void nib_capture_abort(nib_stream *stream);

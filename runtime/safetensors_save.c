@@ -126,6 +126,7 @@ nib_status nib_safetensors_save(nib_runtime *rt, const char *path, int32_t count
                                 nib_tensor *const *tensors) {
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
+  if (count < 0) return nib_fail(rt, NIB_INVALID, "save: count: expected 0 or more tensors, got %d", (int)count);
   size_t bytes = (size_t)count * sizeof(nib_safetensors_entry) + 1;
   nib_safetensors_entry *entries = nib_allocate(rt, bytes);
   if (!entries) return nib_fail_memory(rt, "save", bytes);

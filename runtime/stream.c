@@ -365,10 +365,12 @@ nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
                     "that has ended");
   status = check_open(stream, "stream:wait");
   if (status != NIB_OK) return status;
-  status = nib_frontier_join(stream, event->frontier, event->frontier_count);
+  status = nib_frontier_reserve(stream, event->frontier_count);
   if (status == NIB_OK && device->backend->captures_natively) status = device->backend->event_wait(stream, event);
-  if (status == NIB_OK) tell_wait(stream, event);
-  return status;
+  if (status != NIB_OK) return status;
+  nib_frontier_join(stream, event->frontier, event->frontier_count);
+  tell_wait(stream, event);
+  return NIB_OK;
 }
 
 static nib_status check_waitable(nib_event *event, const char *operation) {

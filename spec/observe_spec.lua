@@ -272,6 +272,26 @@ describe("observe", function()
     a:capture(function() t:fill(6) end) -- the capture has ended
   end)
 
+  it("lets no observer's error, nor want of memory for it, keep a capture open", function()
+    local s, t = nibble.stream(), nibble.full(4, 1.0)
+    local graph = s:capture(function() t:fill(2) end)
+    for _, kind in ipairs { "capture_begin", "work", "capture_end", "capture_abort" } do
+      for _, capture in ipairs {
+        function() s:capture(function() t:fill(3) end) end,
+        function() graph:update(function() t:fill(3) t:fill(4) end) end,
+        function() s:capture(function() t:fill(3) error("the function's") end) end,
+      } do
+        nibble.observe(function(o) if o.kind == kind then error("the observer's", 0) end end)
+        pcall(capture)
+        nibble.observe(nil)
+        nibble.synchronize() -- is refused during a capture
+        s:capture(function() t:fill(5) end):replay()
+        assert.equal(5, t[1])
+      end
+    end
+    graph:replay()
+  end)
+
   it("lets an observer close what the observed call uses, and end itself", function()
     local t = nibble.zeros(2)
     nibble.observe(function()

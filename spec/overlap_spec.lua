@@ -78,6 +78,97 @@ describe("operations and shared memory #quick", function()
   end)
 end)
 
+describe("elements that share memory #quick", function()
+  local swizzle = nibble.quantization.swizzle_v_scales
+  local random = (function() -- the same in every run
+    local state = 20
+    return function(low, high)
+      state = (state * 1103515245 + 12345) % 2147483648
+      return low + state // 65536 % (high - low + 1)
+    end
+  end)()
+
+  -- The bytes of a view's elements, each with how often it is there; the largest.
+  local function bytes_of(shape, stride, offset, size)
+    local counts, last = {}, 0
+    local function visit(dim, at)
+      if dim <= #shape then
+        for i = 0, shape[dim] - 1 do visit(dim + 1, at + i * stride[dim]) end
+        return
+      end
+      for byte = at * size, at * size + size - 1 do
+        counts[byte] = (counts[byte] or 0) + 1
+        last = math.max(last, byte)
+      end
+    end
+    visit(1, offset)
+    return counts, last
+  end
+
+  it("are told from those that interleave", function()
+    local pool = nibble.zeros(64, { dtype = "uint8" })
+    pool:as_strided({ 2, 3, 1, 8 }, { 24, 16, 8, 1 }, 0):fill(1) -- 0, 16, 24, 32, 40 and 56, 8 bytes each
+    assert.equal(("\1"):rep(8) .. ("\0"):rep(8) .. ("\1"):rep(32) .. ("\0"):rep(8) .. ("\1"):rep(8), pool:bytes())
+    assert.error(function() pool:as_strided({ 9, 8 }, { 7, 1 }, 0):fill(3) end)
+  end)
+
+  it("of one output are found, and no others: all of 500 random views", function()
+    local pool = nibble.zeros(4000, { dtype = "uint8" })
+    local overlapping = 0
+    for _ = 1, 500 do
+      local dtype, size = "uint8", 1
+      if random(1, 2) == 1 then dtype, size = "float32", 4 end
+      local shape, stride = {}, {}
+      for dim = 1, random(1, 4) do shape[dim], stride[dim] = random(1, 4), random(0, 30) end
+      local counts = bytes_of(shape, stride, 0, size)
+      local twice = false
+      for _, count in pairs(counts) do twice = twice or count > 1 end
+      local view = pool:reinterpret(dtype):as_strided(shape, stride, 0)
+      overlapping = overlapping + (twice and 1 or 0)
+      assert.equal(not twice, (pcall(view.fill, view, 1)),
+        ("{%s} {%s}"):format(table.concat(shape, ", "), table.concat(stride, ", ")))
+    end
+    assert.is_true(overlapping > 100 and overlapping < 400, overlapping)
+  end)
+
+  it("of an output and an input are found, and no others: all of 500 random pairs", function()
+    local pool = nibble.zeros(4000, { dtype = "uint8" })
+    local overlapping, tried = 0, 0
+    while tried < 500 do
+      local shape = { random(1, 3), random(1, 3), 4, 4 }
+      local strides, offsets, bytes, twice = {}, {}, {}, false
+      for k = 1, 2 do
+        strides[k] = { random(1, 60), random(1, 60), random(4, 20), 1 }
+        if k == 2 and random(1, 2) == 1 then strides[2] = strides[1] end
+        offsets[k] = random(0, 60)
+        bytes[k] = bytes_of(shape, strides[k], offsets[k], 1)
+      end
+      for _, count in pairs(bytes[2]) do twice = twice or count > 1 end
+      if not twice then
+        tried = tried + 1
+        local shared = false
+        for byte in pairs(bytes[1]) do shared = shared or bytes[2][byte] ~= nil end
+        overlapping = overlapping + (shared and 1 or 0)
+        local input, out = pool:as_strided(shape, strides[1], offsets[1]), pool:as_strided(shape, strides[2], offsets[2])
+        assert.equal(not shared, (pcall(swizzle, input, "HND", { out = out })), ("{%s}: {%s} + %d, {%s} + %d"):format(
+          table.concat(shape, ", "), table.concat(strides[1], ", "), offsets[1], table.concat(strides[2], ", "), offsets[2]))
+      end
+    end
+    assert.is_true(overlapping > 100 and overlapping < 480, overlapping)
+  end)
+
+  it("are told where no stride steps over the smaller ones: sets whose sums all differ", function()
+    local pool = nibble.zeros(700, { dtype = "uint8" })
+    for _, stride in ipairs { { 3, 5, 6, 7 }, { 11, 17, 20, 22, 23, 24 }, { 40, 60, 71, 77, 80, 82, 83, 84 } } do
+      local shape = {}
+      for dim = 1, #stride do shape[dim] = 2 end
+      pool:as_strided(shape, stride, 0):fill(1)
+      stride[2] = stride[1] + stride[#stride] - stride[3] -- two sums of two are equal now
+      assert.error(function() pool:as_strided(shape, stride, 0):fill(1) end)
+    end
+  end)
+end)
+
 describe("keyword arguments #quick", function()
   local k = nibble.randn(2, 2, 4, 64, { dtype = "bfloat16", seed = 1 })
   local quantize = nibble.quantization.nvfp4_quantize_paged_kv_cache

@@ -30,6 +30,65 @@ static void refuse_dtypes(nib_runtime *runtime, nib_tensor *tensor) {
   }
 }
 
+/* Counts, sizes and numbers of a kind that cannot be. */
+static void refuse_numbers(nib_runtime *runtime, nib_tensor *tensor) {
+  nib_device *cpu = cpu_of(runtime);
+  nib_stream *stream = nib_device_default_stream(cpu);
+  nib_tensor *none = NULL;
+  nib_stream *no_stream = NULL;
+  const char *name = "x";
+  const int64_t minus[2] = { -1, -1 }, one[2] = { 1, 1 };
+  unsigned char bytes[8] = { 0 };
+#define REFUSED(want, call) \
+  CHECK_STATUS(NIB_INVALID, runtime, call); \
+  CHECK(!none && strstr(nib_error(runtime), want))
+  REFUSED("save: count: expected 0 or more tensors, got -1",
+          nib_safetensors_save(runtime, "none.safetensors", -1, &name, &tensor));
+  REFUSED("got -1", nib_tensor_create(cpu, NIB_UINT8, -1, one, &none));
+  REFUSED("got -1", nib_tensor_create_pinned(runtime, NIB_UINT8, -1, one, &none));
+  REFUSED("got -1", nib_tensor_create_pinned(runtime, NIB_UINT8, 1, minus, &none));
+  REFUSED("got -1", nib_tensor_narrow(tensor, -1, 0, 1, &none));
+  REFUSED("got -1", nib_tensor_narrow(tensor, 0, -1, 1, &none));
+  REFUSED("got -1", nib_tensor_narrow(tensor, 0, 0, -1, &none));
+  REFUSED("got -1", nib_tensor_select(tensor, 0, -1, &none));
+  REFUSED("got -1", nib_tensor_view(tensor, -1, one, &none));
+  REFUSED("got two", nib_tensor_view(tensor, 2, minus, &none));
+  REFUSED("got -1", nib_tensor_permute(tensor, -1, one, &none));
+  REFUSED("got -1", nib_tensor_permute(tensor, 1, minus, &none));
+  REFUSED("got -1", nib_tensor_expand(tensor, -1, one, &none));
+  REFUSED("got -2", nib_tensor_expand(tensor, 1, (int64_t[]){ -2 }, &none));
+  REFUSED("got -1", nib_tensor_as_strided(tensor, -1, one, one, 0, &none));
+  REFUSED("got -1", nib_tensor_as_strided(tensor, 1, minus, one, 0, &none));
+  REFUSED("got -1", nib_tensor_as_strided(tensor, 1, one, minus, 0, &none));
+  REFUSED("got -1", nib_tensor_as_strided(tensor, 1, one, one, -1, &none));
+  REFUSED("got -1", nib_tensor_wrap(cpu, &(nib_wrap_desc){ .dtype = NIB_UINT8, .ndim = -1, .data = bytes }, &none));
+  REFUSED("got -1", nib_tensor_wrap(cpu, &(nib_wrap_desc){ .dtype = NIB_UINT8, .ndim = 1, .shape = minus, .data = bytes }, &none));
+  REFUSED("got -1", nib_tensor_wrap(cpu, &(nib_wrap_desc){ .dtype = NIB_UINT8, .ndim = 1, .shape = one, .stride = minus, .data = bytes },
+                                    &none));
+  REFUSED("got -1", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, 0, -1, one, one, bytes, 1));
+  REFUSED("shape", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, 0, 1, minus, one, bytes, 1));
+  REFUSED("shape", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, 0, 1, one, minus, bytes, 1));
+  REFUSED("shape", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, -1, 1, one, one, bytes, 1));
+  REFUSED("bytes", nib_tensor_write(stream, tensor, bytes, SIZE_MAX));
+  REFUSED("bytes", nib_tensor_read(tensor, bytes, SIZE_MAX, -1));
+  REFUSED("got -1", nib_rope_table(stream, -1, 1e4, NIB_FLOAT32, &none));
+  REFUSED("got -1", nib_tensor_random_integer(stream, tensor, 1, 0, -1));
+  REFUSED("mode: expected a nib_capture_mode, got 3", nib_capture_begin(stream, (nib_capture_mode)3));
+  REFUSED("mode: expected a nib_capture_mode, got -1", nib_capture_begin(stream, (nib_capture_mode)-1));
+  CHECK(!nib_device_is_capturing(cpu));
+#undef REFUSED
+  OK(runtime, nib_stream_create(cpu, INT32_MIN, &no_stream)); /* a hint */
+  nib_stream_release(no_stream);
+  CHECK(!nib_device_at(runtime, -1) && !nib_device_at(runtime, INT32_MIN));
+  OK(runtime, nib_capture_begin(stream, NIB_CAPTURE_RELAXED));
+  OK(runtime, nib_tensor_fill(stream, tensor, NIB_INTEGER(0)));
+  nib_graph *graph = NULL;
+  OK(runtime, nib_capture_end(stream, &graph, NULL));
+  const int32_t *deps = &(int32_t){ 0 };
+  CHECK(!nib_graph_node_name(graph, -1) && nib_graph_node_deps(graph, -1, &deps) == 0 && !deps);
+  nib_graph_release(graph);
+}
+
 int main(void) {
   CHECK(nib_abi_version() == NIB_ABI_VERSION);
   CHECK(strcmp(nib_version(), NIB_VERSION) == 0);
@@ -98,6 +157,7 @@ int main(void) {
   nib_tensor_release(tensor);
   tensor = make(cpu, NIB_UINT8, 4);
   refuse_dtypes(runtime, tensor);
+  refuse_numbers(runtime, tensor);
   CHECK_STATUS(NIB_INVALID, runtime, nib_tensor_narrow(tensor, 1, 0, 1, &view));
   CHECK(strstr(nib_error(runtime), "got 1"));
   nib_runtime *from_one = NULL;

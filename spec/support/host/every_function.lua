@@ -95,7 +95,11 @@ local calls = {
   observe = function()
     local count = 0
     nibble.observe(function() count = count + 1 end, "every")
-    local ok, message = pcall(t.fill, t, 1)
+    local ok, message = pcall(function()
+      t:fill(1)
+      s:capture(function() t:fill(2) end)
+      graph:update(function() t:fill(2) end)
+    end)
     nibble.observe(nil, "every")
     if not ok then error(message, 0) end
     assert(count > 0)
