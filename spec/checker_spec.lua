@@ -337,10 +337,11 @@ second.pages[1] = first.pages[1] --break
 put(pool, allocator:slots(second)) --1]])
       fault("owned twice", "writes page 0 %(slot_mapping index 0%), which two allocators have handed out", [[
 local allocator = pages.allocator {num_pages = 8, page_size = 4}
-local pool = new_pool("NHD", allocator)
-local other = pages.allocator {num_pages = 8, page_size = 4, layout = function() return {7, 6, 5, 4, 3, 2, 1, 0} end}
-other = pages.allocator {num_pages = 8, page_size = 4} --break
-pages.watch(other, pool)
+local pool, part = new_pool("NHD", allocator), {}
+for i, t in ipairs(pool.paged_kv_cache) do part[i], part[i + 2] = t:narrow(1, 1, 4), pool.kv_cache_sf[i]:narrow(1, 1, 4) end
+local other = pages.allocator {num_pages = 4, page_size = 4, layout = function() return {3, 2, 1, 0} end}
+other = pages.allocator {num_pages = 4, page_size = 4} --break
+pages.watch(other, part)
 local first = allocator:allocate(3) --2
 local second = other:allocate(2)
 put(pool, other:slots(second)) --1

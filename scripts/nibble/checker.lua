@@ -13,8 +13,13 @@
 --   unwritten       a read of bytes that nothing wrote
 --   duplicate slot  a slot that is twice in one call
 --   owned twice     a page that two requests have without sharing it  \
---   freed page      a page that was given back                         > of pools under pages.watch(allocator, pool)
---   shared page     a write to what another request sees, too         /
+--   freed page      a page that was given back                         |
+--   reserved page   a page that is kept from all requests              |
+--   shared page     a write to what another request sees, too          | of pools under pages.watch(allocator, pool)
+--   foreign entry   a write over what another request has written      |
+--   foreign row     a row of a table that no live request has          |
+--   beyond length   a token that the request has not (any more)        |
+--   missing page    -1, or no page of the cache, inside a length      /
 --   closed          a replay that reads a tensor which was closed: nothing can give it other values any more
 --   unjoined        a stream that was forked in a capture and not joined back
 --
@@ -108,6 +113,7 @@ local function run(self, operation, o, items, facts)
   self.memory:check_order(operation, items)
   self.memory:check_written(operation, items, flagged, function(item, byte) return self.owners:owner(item, byte) end)
   self.memory:write(operation, items, passing)
+  if passing then self.owners:copied(passing.from.view, passing.to.view) end
   self.memory:remember(operation, items)
 end
 
@@ -184,9 +190,7 @@ local function start(handler)
   self.run = function(...) run(self, ...) end
   self.graphs = graphs.new(self.memory, report, nibble.peek, self.run)
   pages.listener = self.owners
-  for allocator, pools in pairs(pages.watched) do
-    for _, pool in ipairs(pools) do self.owners:watch(allocator, pool) end
-  end
+  for allocator, views in pairs(pages.watched) do self.owners:watch(allocator, views) end
   nibble.observe(function(o)
     if o.stream then self.devices[o.stream] = o.device end
     local handle = on[o.kind]

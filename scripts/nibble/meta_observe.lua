@@ -80,8 +80,12 @@ function nibble.explain(cache, opts) end
 ---@field where? string   "FILE:LINE"; of what a graph does: of the capture
 ---@field replay? string  "FILE:LINE" of the replay
 
+---@alias nibble.report_kind
+---| "race"|"unwritten"|"duplicate slot"|"owned twice"|"freed page"|"reserved page"|"shared page"|"foreign entry"|"foreign row"
+---| "beyond length"|"missing page"|"closed"|"unjoined"
+
 ---@class nibble.report
----@field kind "race"|"unwritten"|"duplicate slot"|"owned twice"|"freed page"|"shared page"|"closed"|"unjoined"
+---@field kind nibble.report_kind
 ---@field message string   what is wrong, in one line
 ---@field operation nibble.report_operation
 ---@field other? nibble.report_operation  that which it collides with

@@ -12,6 +12,7 @@
 --   allocator:drop(a, 1)                            -- a sliding window: a's oldest page goes back
 --   allocator:rewind(a, 2)                          -- rejected drafts: a's last two tokens are taken back
 --   pages.watch(allocator, pool)                    -- before the pool is used: nibble.check then knows whose pages are whose
+--   pages.unwatch(allocator, pool)                  -- and no longer
 --
 -- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything but `tensors`,
 -- `caches` and `copy` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool without enough
@@ -178,7 +179,6 @@ local function take(self)
   self.first = i % #self.order + 1
   self.count[page] = 1
   self.num_free = self.num_free - 1
-  if pages.listener then pages.listener:taken(self, page) end
   return page
 end
 
@@ -187,8 +187,12 @@ local function release(self, page)
   if self.count[page] > 0 then return end
   self.count[page] = nil
   self.num_free = self.num_free + 1
-  if pages.listener then pages.listener:released(self, page) end
   if not self.ring then self.first = math.min(self.first, self.rank[page]) end
+end
+
+-- Tells the checker of checked mode, if there is one.
+local function tell(what, ...)
+  if pages.listener then pages.listener[what](pages.listener, ...) end
 end
 
 local function check_live(self, where, request)
@@ -234,15 +238,17 @@ function allocator:append(request, count)
   if needed + (shared and 1 or 0) > self.num_free then
     return nil, ("not enough pages: %d needed, %d free"):format(needed + (shared and 1 or 0), self.num_free)
   end
-  local copies = {}
+  local copies, kept = {}, #list -- kept: pages that were the request's before
   if shared then
     local source = list[#list]
-    list[#list] = take(self)
+    kept, list[#list] = kept - 1, take(self)
     release(self, source)
+    tell("released", self, request, { source })
     copies[1] = { source = source, destination = list[#list], entries = entries }
   end
   for _ = 1, needed do list[#list + 1] = take(self) end
   request.length = request.length + count
+  tell("handed", self, request, kept, count)
   return self:slots(request, request.length - count, count), copies
 end
 
@@ -261,6 +267,7 @@ function allocator:fork(request, length)
     self.count[request.pages[j]] = self.count[request.pages[j]] + 1
   end
   self.live[child] = true
+  tell("forked", self, child, request)
   return child
 end
 
@@ -274,9 +281,14 @@ function allocator:drop(request, count)
   count = integer("allocator:drop", "count", count, 0)
   local full = request.length // self.page_size
   if count > full then fail("allocator:drop", "count", ("at most the request's %d full pages"):format(full), count) end
-  for _ = 1, count do release(self, table.remove(request.pages, 1)) end
+  local list = request.pages
+  local gone, left = table.move(list, 1, count, 1, {}), #list - count
+  table.move(list, count + 1, #list, 1)
+  for j = left + count, left + 1, -1 do list[j] = nil end
+  for _, page in ipairs(gone) do release(self, page) end
   request.length = request.length - count * self.page_size
   request.dropped = request.dropped + count * self.page_size
+  tell("released", self, request, gone)
 end
 
 --- Takes a request's last `count` tokens back: drafts that were rejected. Pages without a token left are given back; the slots of
@@ -288,9 +300,12 @@ function allocator:rewind(request, count)
   count = integer("allocator:rewind", "count", count, 0)
   if count > request.length then fail("allocator:rewind", "count", "at most the request's " .. request.length .. " tokens", count) end
   request.length = request.length - count
+  local gone = {}
   for j = #request.pages, (request.length + self.page_size - 1) // self.page_size + 1, -1 do
-    release(self, table.remove(request.pages, j))
+    gone[#gone + 1] = table.remove(request.pages, j)
+    release(self, gone[#gone])
   end
+  tell("released", self, request, gone)
 end
 
 --- Gives a request's pages back; those that no other request shares become free. Freeing it again is an error.
@@ -299,6 +314,7 @@ function allocator:free(request)
   check_live(self, "allocator:free", request)
   self.live[request] = nil
   for _, page in ipairs(request.pages) do release(self, page) end
+  tell("released", self, request, request.pages)
 end
 
 --- The slots of `count` tokens from `position` on (default: all tokens).
@@ -314,6 +330,7 @@ function allocator:slots(request, position, count)
     fail("allocator:slots", "count", "at most " .. request.length - position, count)
   end
   local size, slots = self.page_size, {}
+  tell("asked", self, request, position // size + 1, (position + count + size - 1) // size)
   for token = position, position + count - 1 do
     slots[#slots + 1] = request.pages[token // size + 1] * size + token % size
   end
@@ -334,6 +351,9 @@ end
 ---@field new_tokens? integer  of each request, the last tokens whose slots are wanted; default: all
 ---@field num_slots? integer   length of slot_mapping, padding included; default: no padding
 
+-- Rows or slots of a batch -> {allocator, whose each is}: the checker knows the tensors that are made of them by it.
+local carried = setmetatable({}, { __mode = "k" })
+
 --- What kernels read, for some requests as one batch. Padding never points at a page: slots and pages are -1, lengths 0.
 ---@param requests nibble.request[]
 ---@param opts? nibble.batch_options
@@ -349,6 +369,7 @@ function allocator:batch(requests, opts)
   local batch_size = integer(where, "batch_size", opts.batch_size or #requests, #requests)
   local max_pages = integer(where, "max_pages", opts.max_pages or longest, longest)
   local batch = { block_tables = {}, seq_lens = {}, kv_page_indptr = { 0 }, slot_mapping = {} }
+  local whose = {} -- slot_mapping's
   for b = 1, batch_size do
     local request = requests[b] or { pages = {}, length = 0 }
     local row = table.move(request.pages, 1, #request.pages, 1, {})
@@ -357,14 +378,18 @@ function allocator:batch(requests, opts)
     batch.seq_lens[b] = request.length
     batch.kv_page_indptr[b + 1] = batch.kv_page_indptr[b] + #request.pages
     if requests[b] then
+      tell("asked", self, request, 1, #request.pages)
       local new = integer(where, "new_tokens", opts.new_tokens or request.length, 0)
       if new > request.length then fail(where, "new_tokens", "at most the request's " .. request.length, new) end
       local slots = self:slots(request, request.length - new, new)
       table.move(slots, 1, new, #batch.slot_mapping + 1, batch.slot_mapping)
+      for i = #whose + 1, #whose + new do whose[i] = request end
     end
   end
   local used = #batch.slot_mapping
   for i = used + 1, integer(where, "num_slots", opts.num_slots or used, used) do batch.slot_mapping[i] = -1 end
+  carried[batch.block_tables] = { self, table.move(requests, 1, #requests, 1, {}) }
+  carried[batch.slot_mapping] = { self, whose }
   return batch
 end
 
@@ -432,12 +457,17 @@ function pages.tensors(batch, opts)
     return nibble.from_bytes(table.concat(packed), shape, { dtype = dtype, device = opts.device })
   end
   local rows, columns = #batch.block_tables, batch.block_tables[1] and #batch.block_tables[1] or 0
-  return {
+  local tensors = {
     block_tables = tensor("block_tables", opts.block_tables or "int32", { rows, columns }),
     seq_lens = tensor("seq_lens", "int32", { #batch.seq_lens }),
     kv_page_indptr = tensor("kv_page_indptr", "int32", { #batch.kv_page_indptr }),
     slot_mapping = tensor("slot_mapping", opts.slot_mapping or "int64", { #batch.slot_mapping }),
   }
+  for name, made in pairs(tensors) do
+    local owner = carried[batch[name]]
+    if owner then tell("tensor", owner[1], batch[name], owner[2], made) end
+  end
+  return tensors
 end
 
 --------------------------------------------------------------------------------------------------------------- pools
@@ -499,19 +529,66 @@ function pages.caches(opts)
   }
 end
 
-pages.watched = setmetatable({}, { __mode = "k" }) -- allocator -> its pools, for a checker that starts later
+pages.watched = setmetatable({}, { __mode = "k" }) -- allocator -> views of its pools, for a checker that starts later
 pages.listener = nil                              -- the checker, told whenever a page changes hands
 
+-- Views of the tensors of a pool, as observations have them.
+local function views_of(where, pool)
+  local views = {}
+  local function add(x)
+    if type(x) == "table" then
+      for _, y in ipairs(x) do add(y) end
+    elseif x then
+      if type(x) ~= "userdata" then fail(where, "pool", "a pool or tensors", x) end
+      local storage, offset = x:storage()
+      views[#views + 1] = { storage = storage, offset = offset, dtype = x.dtype, shape = x.shape, stride = x:stride() }
+    end
+  end
+  if type(pool) ~= "table" and type(pool) ~= "userdata" then fail(where, "pool", "a pool or tensors", pool) end
+  add(pool)
+  if type(pool) == "table" then
+    add(pool.paged_kv_cache)
+    add(pool.kv_cache_sf)
+  end
+  for _, view in ipairs(views) do
+    view.key = ("%d %d %s %s %s"):format(view.storage, view.offset, view.dtype, table.concat(view.shape, ","),
+      table.concat(view.stride, ","))
+  end
+  return views
+end
+
+-- Takes views off what is watched; `owner` nil: whoever watches them, `views` nil: all of the owner's.
+local function forget(owner, views)
+  local gone = {}
+  for _, view in ipairs(views or pages.watched[owner] or {}) do gone[view.key] = true end
+  for other, list in pairs(pages.watched) do
+    for i = #list, 1, -1 do
+      if (not owner or other == owner) and gone[list[i].key] then tell("unwatch", other, table.remove(list, i)) end
+    end
+  end
+end
+
 --- Says that an allocator hands out the pages of a pool, so that checked mode (`nibble.check`) can tell whose pages operations read
---- and write, and which bytes of a page its owner has not written. Call it before the pool is written. No effect otherwise.
+--- and write, and which entries of a page their owner has not written. Call it before the pool is written. A pool has one
+--- allocator: to watch it anew, with this or another one, ends what was watched before, and from then on only the pages that
+--- the new allocator has handed out already count as written. No effect otherwise; the pool is not kept alive.
 ---@param owner nibble.allocator
 ---@param pool nibble.caches|nibble.tensor|nibble.tensor[]  what `pages.caches` gives, or tensors with the pages in dimension 1
 function pages.watch(owner, pool)
   if getmetatable(owner) ~= allocator then fail("pages.watch", "allocator", "an allocator", owner) end
-  if type(pool) ~= "table" and type(pool) ~= "userdata" then fail("pages.watch", "pool", "a pool or tensors", pool) end
-  local pools = pages.watched[owner] or {}
-  pages.watched[owner], pools[#pools + 1] = pools, pool
-  if pages.listener then pages.listener:watch(owner, pool) end
+  local views = views_of("pages.watch", pool)
+  forget(nil, views)
+  local list = pages.watched[owner] or {}
+  pages.watched[owner] = table.move(views, 1, #views, #list + 1, list)
+  tell("watch", owner, views)
+end
+
+--- Ends `pages.watch`: from now on the pool's pages are bytes like others. Nothing happens where it was not watched.
+---@param owner nibble.allocator
+---@param pool? nibble.caches|nibble.tensor|nibble.tensor[]  default: all that the allocator watches
+function pages.unwatch(owner, pool)
+  if getmetatable(owner) ~= allocator then fail("pages.unwatch", "allocator", "an allocator", owner) end
+  forget(owner, pool ~= nil and views_of("pages.unwatch", pool) or nil)
 end
 
 --- Carries out what `allocator:append` says must be copied, data and scales of K and V. Like every copy it is queued on the

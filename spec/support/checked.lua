@@ -23,6 +23,12 @@ function env.put(pool, slots, rows)
     type(slots) == "table" and nibble.tensor(slots) or slots, pool.paged_kv_cache, pool.kv_cache_sf, env.one, env.one, pool.kv_layout)
 end
 function env.get(pool, tables, lengths, k, v)
+  if type(tables) == "table" then
+    for _, row in ipairs(tables) do
+      for j = #row + 1, 3 do row[j] = -1 end
+    end
+    tables, lengths = env.i32(tables), env.i32(lengths)
+  end
   nibble.quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, tables, lengths, env.one, env.one,
     k or env.bf16(#tables, 12, 2, 64), v or env.bf16(#tables, 12, 2, 64), pool.kv_layout)
 end

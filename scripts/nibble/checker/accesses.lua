@@ -133,6 +133,14 @@ function accesses.piece(view, piece)
   return (view.kv_layout and of_pieces({ piece }, view.kv_layout) or of_records({ piece }))(view)
 end
 
+--- The page that a byte of a paged cache lies in, and the entry of it (nil: of a record cache, or of interleaved scales).
+function accesses.entry_of(view, byte)
+  local size, at = spans.item_bytes[view.dtype], byte - view.offset
+  local stride = view.stride[1] * size
+  local token = view.kv_layout and (view.kv_layout == "HND" and 3 or 2)
+  return at // stride, token and at % stride // (view.stride[token] * size) % view.shape[token]
+end
+
 --- Tokens a page of a paged cache or of a record cache has.
 function accesses.page_size(view)
   if view.kv_layout then return view.shape[view.kv_layout == "HND" and 3 or 2] end
@@ -158,6 +166,11 @@ local function valid_slots(list, page_size, num_pages)
   return slots
 end
 
+-- A row of a block table, to which its pages are added: what the kernel skips, too.
+local function new_row(b, length, page_size, cache)
+  return { row = b - 1, length = length, page_size = page_size, num_pages = cache.shape[1] }
+end
+
 local function slot_pieces(slots)
   local pieces, rows = {}, {}
   for i, slot in ipairs(slots) do pieces[i], rows[i] = { slot[2], slot[3], 1 }, slot[1] end
@@ -172,7 +185,7 @@ function exact.append(named, contents, out)
   for name, access in pairs(named) do
     if access.kv_layout then out[name] = { of_pieces(pieces, access.kv_layout), pieces } end
   end
-  return { slots = slots, parameter = "slot_mapping" }
+  return { slots = slots, parameter = "slot_mapping", page_size = accesses.page_size(cache) }
 end
 
 function exact.dequantize(named, contents, out)
@@ -181,14 +194,14 @@ function exact.dequantize(named, contents, out)
   local pieces, written, counts, rows = {}, {}, {}, {}
   for b = 1, tables.shape[1] do
     local length = math.max(0, math.min(contents.seq_lens[b], output.shape[2]))
-    counts[b], rows[b] = (length + size - 1) // size, { length = length }
+    counts[b], rows[b] = (length + size - 1) // size, new_row(b, length, size, cache)
     for j = 0, counts[b] - 1 do
       local page, tokens = contents.block_tables[(b - 1) * columns + j + 1], math.min(size, length - j * size)
       if page >= 0 and page < cache.shape[1] then
         pieces[#pieces + 1] = { page, 0, tokens, b - 1, j }
         written[#written + 1] = { b - 1, j * size, tokens }
-        rows[b][#rows[b] + 1] = page
       end
+      rows[b][j + 1] = page
     end
   end
   out.block_tables = { of_table(counts) }
@@ -204,12 +217,13 @@ function exact.materialize(named, contents, out, attributes)
   local size, columns, indptr = accesses.page_size(cache), tables.shape[#tables.shape], contents.kv_page_indptr
   local planes = #tables.shape == 3 and 2 or 1
   local most, last = named.fp8_block_tables.shape[2], result.shape[1] - 1
-  local pieces, written, counts, rows = { {}, {} }, { 0 }, {}, {}
+  local pieces, written, counts, rows = { {}, {} }, { 0 }, {}, { {}, {} }
   for b = 1, tables.shape[1] do
     local length = math.max(0, math.min(contents.seq_lens[b], attributes.max_kv_len))
     local from = indptr and indptr[b] or (b - 1) * most
     local low, high = math.max(from, 0) + 1, math.min(indptr and indptr[b + 1] or b * most, last) + 1
-    counts[b], rows[b] = 0, { length = length }
+    counts[b] = 0
+    for kv = 1, 2 do rows[kv][b] = new_row(b, length, size, kv == 1 and cache or named.v_cache) end
     for j = 0, (length + size - 1) // size - 1 do
       local target = from + 1 + j
       if target >= low and target < high then
@@ -218,17 +232,18 @@ function exact.materialize(named, contents, out, attributes)
           local page = contents.block_tables[((b - 1) * planes + math.min(kv, planes) - 1) * columns + j + 1]
           if page >= 0 and page < cache.shape[1] then
             pieces[kv][#pieces[kv] + 1] = { page, 0, math.min(size, length - j * size), b - 1, j }
-            if kv == 1 then rows[b][#rows[b] + 1] = page end
           end
+          rows[kv][b][j + 1] = page
         end
       end
     end
   end
   out.block_tables = { of_table(counts) }
   out.k_cache, out.k_block_scales = { of_pieces(pieces[1], "HND"), pieces[1] }, { of_pieces(pieces[1], "HND"), pieces[1] }
-  out.v_cache, out.v_block_scales = { of_pieces(pieces[2], "HND"), pieces[2] }, { of_interleaved(pieces[2]), pieces[2] }
+  out.v_cache = { of_pieces(pieces[2], "HND"), pieces[2], values = true }
+  out.v_block_scales = { of_interleaved(pieces[2]), pieces[2], values = true }
   out[result.parameter] = { of_rows(written) }
-  return { rows = rows, reads = planes == 2 and pieces[2] or nil, parameter = "block_tables" }
+  return { rows = rows[1], value_rows = planes == 2 and rows[2] or nil, parameter = "block_tables" }
 end
 
 function exact.rope_insert(named, contents, out, attributes)
@@ -258,13 +273,16 @@ function exact.rope_insert(named, contents, out, attributes)
       return spans.add_box(list, q.offset + 448 * 2, { { 64, 2 }, { q.shape[1] * q.shape[2], 1024 } }, 2)
     end) or nothing }
   end
-  return { slots = slots, parameter = "slot_mapping" }
+  return { slots = slots, parameter = "slot_mapping", page_size = size }
 end
 
 function exact.mla_dequantize(named, contents, out)
-  local pieces = slot_pieces(valid_slots(contents.slots, accesses.page_size(named.cache), named.cache.shape[1]))
+  local size = accesses.page_size(named.cache)
+  local slots = valid_slots(contents.slots, size, named.cache.shape[1])
+  local pieces = slot_pieces(slots)
+  for i, slot in ipairs(slots) do pieces[i][4] = slot[1] end
   out.cache = { of_records(pieces), pieces }
-  return { parameter = "slots", reads = pieces }
+  return { parameter = "slots", reads = pieces, page_size = size }
 end
 
 --- Items and facts: {slots | rows, parameter}. `contents[parameter]` are bytes; without one of them all that hangs on it is
@@ -287,6 +305,7 @@ function accesses.expand(observation, contents)
   for i, access in ipairs(observation.accesses) do
     local special = out[access.parameter] or { spans.of_view }
     items[i] = new_item(access, special[1], special[2])
+    items[i].values = special.values
     items[i].exact = out[access.parameter] ~= nil -- the view does not say which bytes
     if observation.user_kernel then items[i].touch, items[i].write = true, false end
   end

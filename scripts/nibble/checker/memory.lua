@@ -4,6 +4,7 @@
 -- of the accesses, oldest first. A new access is compared with those that no clock puts before it, and only then are bytes
 -- looked at.
 
+local accesses = require "nibble.checker.accesses"
 local spans = require "nibble.checker.spans"
 local clocks = require "nibble.checker.clocks"
 
@@ -16,7 +17,7 @@ local LONGEST = 1024 -- accesses of one stream that are remembered for a storage
 
 --- `report(kind, operation, other, message)` takes what is found.
 function memory.new(clock, report)
-  return setmetatable({ clocks = clock, report = report, storages = {} }, memory)
+  return setmetatable({ clocks = clock, report = report, storages = {}, time = 0 }, memory)
 end
 
 --- The record of a storage. One that is not known, because it is older than the checker, counts as written.
@@ -32,7 +33,19 @@ end
 function memory:created(id, bytes, where)
   -- written: a set of bytes; nil: all. fresh: the same, but emptied of a page when a pool's page changes hands; nil: no pool.
   self.storages[id] = { logs = {}, writers = {}, views = { count = 0 }, bytes = bytes, written = bytes > 0 and {} or nil,
-    where = where }
+    where = where, version = self:tick() }
+end
+
+--- A time of its own: later is more.
+function memory:tick()
+  self.time = self.time + 1
+  return self.time
+end
+
+--- When a storage was written last; nil: that is not known.
+function memory:version(id)
+  local storage = self.storages[id]
+  return storage and storage.version
 end
 
 function memory:freed(id)
@@ -65,15 +78,11 @@ local function shape_of(view) return ("%s {%s}"):format(view.dtype, table.concat
 --- Where a byte lies, in an item's own terms.
 function memory.place(item, byte)
   local view = item.view
-  local size, at = spans.item_bytes[view.dtype], byte - view.offset
+  local at = byte - view.offset
   local text = (item.parameter or "argument") .. " " .. shape_of(view)
-  if item.pieces and view.kv_layout then
-    local token = view.kv_layout == "HND" and 3 or 2
-    local page = at // (view.stride[1] * size)
-    local entry = at % (view.stride[1] * size) // (view.stride[token] * size) % view.shape[token]
-    return ("%s, page %d, entry %d"):format(text, page, entry)
-  elseif item.pieces then
-    return ("%s, page %d"):format(text, at // (view.stride[1] * size))
+  if item.pieces then
+    local page, entry = accesses.entry_of(view, byte)
+    return (entry and "%s, page %d, entry %d" or "%s, page %d"):format(text, page, entry)
   end
   return at > 0 and ("%s from byte %d"):format(text, at) or text
 end
@@ -189,6 +198,7 @@ end
 
 local function mark(self, item)
   local storage = self:storage(item.view.storage)
+  storage.version = self:tick()
   if not storage.written and not storage.fresh then return end
   local list = not item.touch and self:spans(item)
   if not list then list = { spans.hull(item.view) } end
@@ -242,6 +252,7 @@ end
 -- A copy and its like pass on what is there, written or not: chunks {from, to, bytes} are what becomes what.
 local function pass_on(self, from, to, chunks)
   local source, target = self:storage(from.view.storage), self:storage(to.view.storage)
+  target.version = self:tick()
   if not target.written and target.bytes then target.written = { 0, target.bytes } end
   for _, field in ipairs { "written", "fresh" } do
     local set = field == "fresh" and (source.fresh or source.written) or source.written
