@@ -49,6 +49,7 @@ struct nib_backend {
   void *(*stream_handle)(const nib_stream *stream);
 
   nib_status (*stream_open)(nib_stream *stream);
+  void (*stream_retire)(nib_stream *stream); /* released: it may come back, but when it is idle it should cost little; may be NULL */
   void (*stream_close)(nib_stream *stream);
 
   /* A user's kernel only if module_load is there, a transfer only if pinned_allocate is. */

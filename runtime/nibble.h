@@ -314,7 +314,8 @@ NIB_API bool nib_element_from_number(nib_dtype dtype, nib_number number, void *e
 
 /* priority: negative is high, 0 normal; a hint (without effect on the CPU). */
 NIB_API nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **out);
-/* Its queued work still runs. A default stream is left as it is. */
+/* Its queued work still runs, and on the CPU its thread ends soon after that. Work of a new stream may come behind that of streams
+ * that were released with theirs queued, when there are many. A default stream is left as it is. */
 NIB_API void nib_stream_release(nib_stream *stream);
 NIB_API nib_device *nib_stream_device(const nib_stream *stream);
 NIB_API uint64_t nib_stream_id(const nib_stream *stream); /* for messages; unique in its runtime */

@@ -12,19 +12,31 @@ static void add_stream(nib_stream *stream) {
   *last = stream;
 }
 
+#define MOST_UNFINISHED 8 /* released streams whose work is still queued, before a new one's work comes behind theirs */
+
+/* Streams are recycled: driver objects stay, and tickets in old entries remain true. */
+static nib_stream *find_released(nib_device *device, int32_t priority) {
+  nib_stream *unfinished = NULL;
+  int32_t count = 0;
+  for (nib_stream *stream = device->streams; stream; stream = stream->next) {
+    if (!stream->released || stream->wrapped || stream->capture || stream->priority != priority) continue;
+    if (device->backend->reached(stream, stream->submitted)) return stream;
+    if (count++ == 0) unfinished = stream;
+  }
+  return count >= MOST_UNFINISHED ? unfinished : NULL;
+}
+
 static nib_status open_stream(nib_device *device, int32_t priority, nib_stream **out) {
   nib_runtime *rt = device->runtime;
-  /* Streams are recycled: threads and driver objects stay, and tickets in old entries remain true. */
-  for (nib_stream *stream = device->streams; stream; stream = stream->next)
-    if (stream->released && !stream->wrapped && !stream->capture && stream->priority == priority &&
-        device->backend->reached(stream, stream->submitted)) {
-      stream->released = false;
-      stream->id = ++rt->last_stream_id;
-      *out = stream;
-      NIB_TELL(rt, NIB_OBSERVED_STREAM_CREATED, .operation = "stream", .device = device, .stream = stream->id);
-      return NIB_OK;
-    }
-  nib_stream *stream = nib_allocate_zero(rt, sizeof *stream);
+  nib_stream *stream = find_released(device, priority);
+  if (stream) {
+    stream->released = false;
+    stream->id = ++rt->last_stream_id;
+    *out = stream;
+    NIB_TELL(rt, NIB_OBSERVED_STREAM_CREATED, .operation = "stream", .device = device, .stream = stream->id);
+    return NIB_OK;
+  }
+  stream = nib_allocate_zero(rt, sizeof *stream);
   if (!stream) return nib_fail_memory(rt, "stream", sizeof *stream);
   stream->device = device;
   stream->priority = priority;
@@ -87,8 +99,11 @@ nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
 void nib_stream_release(nib_stream *stream) {
   if (!stream || stream == stream->device->default_stream || stream->released) return;
   nib_runtime *rt = stream->device->runtime;
+  const struct nib_backend *backend = stream->device->backend;
+  bool usable = !rt->closed && !nib_is_forked(rt);
   stream->released = true;
-  if (stream->wrapped && !stream->capture && !rt->closed && !nib_is_forked(rt)) stream->device->backend->stream_unwrap(stream);
+  if (usable && stream->wrapped && !stream->capture) backend->stream_unwrap(stream);
+  if (usable && backend->stream_retire) backend->stream_retire(stream);
   NIB_TELL(rt, NIB_OBSERVED_STREAM_RELEASED, .operation = "stream:close", .device = stream->device, .stream = stream->id);
   nib_handle_removed(rt);
 }

@@ -96,6 +96,11 @@ describe("a host in C", function()
     run("forked")
   end)
 
+  it("may open and release 40,000 streams in a row: their work is done, and no threads stay", function()
+    run("short_streams", { args = process.sanitized() and "1000" or "" })
+    run_on_standin("short_streams", true)
+  end)
+
   it("gives a frame's budget to what is to be freed, and a deadline to all waits", function()
     run("tick")
   end)

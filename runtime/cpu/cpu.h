@@ -38,6 +38,8 @@ struct nib_cpu {
   pthread_cond_t progress; /* some stream finished a task, or made room for one */
   bool abandoned;          /* atomic: kernels that have not begun need not run, */
   int32_t calls;           /* atomic: unless host functions that are still queued could see what they write */
+  bool has_left;           /* threads that end join the one that ended before: of all, at most one is to be joined, */
+  pthread_t left;          /* the last */
   struct nib_fault fault;
 };
 
@@ -71,10 +73,12 @@ struct nib_cpu_queue {
   uint64_t pushed;
   uint64_t completed; /* atomic; written under the lock */
   bool started, quit;
+  bool retired; /* its stream is released: a thread that has nothing to do for a while ends */
   nib_status error; /* atomic; of the first function that failed since the last wait */
 };
 
 nib_status nib_cpu_queue_open(nib_stream *stream);
+void nib_cpu_queue_retire(nib_stream *stream);
 void nib_cpu_queue_close(nib_stream *stream);
 /* Copies the task into the queue. */
 nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task);

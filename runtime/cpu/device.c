@@ -138,6 +138,7 @@ static void abandon(nib_device *device) {
 static void device_close(nib_device *device) {
   struct nib_cpu *cpu = device->impl;
   nib_cpu_pool_close(&cpu->pool);
+  if (cpu->has_left) pthread_join(cpu->left, NULL);
   pthread_cond_destroy(&cpu->progress);
   pthread_mutex_destroy(&cpu->lock);
   device->fault = NULL;
@@ -172,6 +173,7 @@ static const struct nib_backend backend = {
   .memory_allocate = memory_allocate,
   .memory_free = memory_free,
   .stream_open = nib_cpu_queue_open,
+  .stream_retire = nib_cpu_queue_retire,
   .stream_close = nib_cpu_queue_close,
   .launch = launch,
   .call = call,

@@ -1,5 +1,6 @@
-/* A stream of the CPU device: a ring of tasks and the thread that does them in order. */
+/* A stream of the CPU device: a ring of tasks and the thread that does them in order, as long as the stream is not released. */
 #define _POSIX_C_SOURCE 200809L
+#include <errno.h>
 #include <fenv.h>
 #include <string.h>
 #include <time.h>
@@ -51,14 +52,38 @@ static nib_status run_task(struct nib_cpu *cpu, struct nib_cpu_task *task) {
   return NIB_OK;
 }
 
+static struct timespec time_after(int64_t timeout_us) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  int64_t ns = until.tv_nsec + timeout_us % 1000000 * 1000;
+  until.tv_sec += (time_t)(timeout_us / 1000000 + ns / 1000000000);
+  until.tv_nsec = (long)(ns % 1000000000);
+  return until;
+}
+
+#define IDLE_US 100000 /* how long a thread without a stream waits for one to come back */
+
+/* Waits for a task, with the lock; false: there will be none. */
+static bool wait_for_task(struct nib_cpu_queue *queue) {
+  struct timespec until = { 0 };
+  while (queue->completed == queue->pushed && !queue->quit) {
+    if (!queue->retired) {
+      until.tv_sec = 0;
+      pthread_cond_wait(&queue->work, &queue->cpu->lock);
+      continue;
+    }
+    if (until.tv_sec == 0) until = time_after(IDLE_US);
+    if (pthread_cond_timedwait(&queue->work, &queue->cpu->lock, &until) == ETIMEDOUT && queue->retired) break;
+  }
+  return queue->completed != queue->pushed;
+}
+
 static void *queue_thread(void *argument) {
   struct nib_cpu_queue *queue = argument;
   struct nib_cpu *cpu = queue->cpu;
   fesetenv(FE_DFL_ENV);
   pthread_mutex_lock(&cpu->lock);
-  for (;;) {
-    while (queue->completed == queue->pushed && !queue->quit) pthread_cond_wait(&queue->work, &cpu->lock);
-    if (queue->completed == queue->pushed) break;
+  while (wait_for_task(queue)) {
     struct nib_cpu_task *task = &queue->tasks[queue->completed % NIB_CPU_QUEUE_LENGTH];
     pthread_mutex_unlock(&cpu->lock);
     nib_status status = run_task(cpu, task);
@@ -69,7 +94,15 @@ static void *queue_thread(void *argument) {
     __atomic_store_n(&queue->completed, queue->completed + 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&cpu->progress);
   }
+  pthread_t before = cpu->left;
+  bool joins = !queue->quit && cpu->has_left;
+  if (!queue->quit) { /* otherwise the one that closes the queue joins this thread */
+    queue->started = false;
+    cpu->left = pthread_self();
+    cpu->has_left = true;
+  }
   pthread_mutex_unlock(&cpu->lock);
+  if (joins) pthread_join(before, NULL);
   return NULL;
 }
 
@@ -85,9 +118,21 @@ nib_status nib_cpu_queue_open(nib_stream *stream) {
   }
   queue->cpu = stream->device->impl;
   queue->stream = stream;
-  pthread_cond_init(&queue->work, NULL);
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&queue->work, &monotonic);
+  pthread_condattr_destroy(&monotonic);
   stream->impl = queue;
   return NIB_OK;
+}
+
+void nib_cpu_queue_retire(nib_stream *stream) {
+  struct nib_cpu_queue *queue = stream->impl;
+  pthread_mutex_lock(&queue->cpu->lock);
+  queue->retired = true;
+  pthread_cond_signal(&queue->work);
+  pthread_mutex_unlock(&queue->cpu->lock);
 }
 
 void nib_cpu_queue_close(nib_stream *stream) {
@@ -95,28 +140,21 @@ void nib_cpu_queue_close(nib_stream *stream) {
   struct nib_cpu_queue *queue = stream->impl;
   pthread_mutex_lock(&queue->cpu->lock);
   queue->quit = true;
+  bool started = queue->started;
   pthread_cond_signal(&queue->work);
   pthread_mutex_unlock(&queue->cpu->lock);
-  if (queue->started) pthread_join(queue->thread, NULL);
+  if (started) pthread_join(queue->thread, NULL);
   pthread_cond_destroy(&queue->work);
   nib_free(rt, queue->tasks, sizeof *queue->tasks * NIB_CPU_QUEUE_LENGTH);
   nib_free(rt, queue, sizeof *queue);
   stream->impl = NULL;
 }
 
-static struct timespec time_after(int64_t timeout_us) {
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  int64_t ns = until.tv_nsec + timeout_us % 1000000 * 1000;
-  until.tv_sec += (time_t)(timeout_us / 1000000 + ns / 1000000000);
-  until.tv_nsec = (long)(ns % 1000000000);
-  return until;
-}
-
 nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
   struct nib_cpu_queue *queue = stream->impl;
   struct nib_cpu *cpu = queue->cpu;
   pthread_mutex_lock(&cpu->lock);
+  queue->retired = false;
   if (!queue->started) {
     int result = nib_cpu_thread_start(&queue->thread, queue_thread, queue);
     if (result != 0) {

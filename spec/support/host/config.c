@@ -70,7 +70,7 @@ static void refuse_numbers(nib_runtime *runtime, nib_tensor *tensor) {
   REFUSED("shape", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, 0, 1, one, minus, bytes, 1));
   REFUSED("shape", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, -1, 1, one, one, bytes, 1));
   REFUSED("bytes", nib_tensor_write(stream, tensor, bytes, SIZE_MAX));
-  REFUSED("bytes", nib_tensor_read(tensor, bytes, SIZE_MAX, -1));
+  REFUSED("bytes", nib_tensor_read(tensor, bytes, SIZE_MAX, NIB_UNLIMITED));
   REFUSED("got -1", nib_rope_table(stream, -1, 1e4, NIB_FLOAT32, &none));
   REFUSED("got -1", nib_tensor_random_integer(stream, tensor, 1, 0, -1));
   REFUSED("mode: expected a nib_capture_mode, got 3", nib_capture_begin(stream, (nib_capture_mode)3));
