@@ -71,17 +71,17 @@ local function assert_pool(pool, pair, context)
   end
 end
 
---- Rows of K or V in a pool with padded rows and heads.
-local function make_rows(c, seed)
+--- Rows of K or V in a pool with padded rows and heads; `pads` are K's if they are not given.
+local function make_rows(c, seed, pads)
   local shape = {c.rows, c.heads, c.head_dim}
-  local pads = c.how == "compact" and {0, 0} or {8, 16}
+  pads = c.how == "compact" and {0, 0} or pads or {8, 16}
   return data.pool({dtype = c.dtype, shape = shape, strides = data.strides(shape, pads), seed = seed})
     :fill((c.finite and data.finite or data.floats)(seed, shape, c.dtype))
 end
 
 --- Runs one configuration and compares everything with the reference.
 local function check(c, context)
-  local key, value = make_rows(c, c.seed), make_rows(c, c.seed + 1000)
+  local key, value = make_rows(c, c.seed), make_rows(c, c.seed + 1000, {40, 3})
   local caches = make_caches(c)
   local slots = data.indices(c.slots, c.slot_dtype)
   local expected = reference.append {
@@ -191,6 +191,18 @@ describe("append", function()
       for i = 1, 2 do
         for kv = 1, 2 do caches[i][kv]:assert_unchanged("no slot is valid") end
       end
+    end
+  end)
+
+  it("skips each slot that is valid without one of its bits #quick", function()
+    local c = {dtype = "bfloat16", layout = "NHD", page_size = 4, head_dim = 16, heads = 1, pages = 2, how = "pair", k_scale = 1.0,
+               v_scale = 1.0, seed = 21}
+    for dtype, bits in pairs {int32 = 31, int64 = 63} do
+      c.slot_dtype, c.slots = dtype, {}
+      for bit = 3, bits - 1 do c.slots[#c.slots + 1] = 1 << bit | bit % 8 end
+      c.slots[#c.slots + 1] = 5
+      c.rows = #c.slots
+      check(c, dtype)
     end
   end)
 

@@ -130,6 +130,24 @@ describe("nvfp4_quantize_paged_kv_cache", function()
     end
   end
 
+  it("matches the reference with a head_dim of more than 64 blocks, and of more than twice as many #quick", function()
+    for _, layout in ipairs {"NHD", "HND"} do
+      check({dtype = "bfloat16", layout = layout, page_size = 4, head_dim = 68 * 16, heads = 1, pages = 1, seed = 11}, layout)
+    end
+    check({dtype = "float16", layout = "HND", page_size = 4, head_dim = 132 * 16, heads = 1, pages = 1, seed = 12}, "132 blocks")
+  end)
+
+  it("matches the reference on strided caches with several heads, given scales and computed ones #quick", function()
+    for n, layout in ipairs {"NHD", "HND"} do
+      local c = {dtype = "bfloat16", layout = layout, page_size = 4, head_dim = 64, heads = 3, pages = 2, seed = 20 + n}
+      check(c, layout)
+      c.k_global_sf, c.v_global_sf = 0.7, 3000
+      check(c, layout .. ", given")
+      c.device_scales = true
+      check(c, layout .. ", given on the device")
+    end
+  end)
+
   it("matches the reference on many pages: work that is spread over threads", function()
     check({dtype = "float16", layout = "HND", page_size = 16, head_dim = 128, heads = 4, pages = 40, seed = 9},
           "40 pages")
@@ -227,6 +245,17 @@ describe("mla.dequantize_cache", function()
                             mla.dequantize_cache(pool.tensor, data.indices(slots, dtype)), "page size " .. page_size)
       end
       pool:assert_unchanged()
+    end
+  end)
+
+  it("reads slots above 2^30 #quick", function()
+    local pool = data.pool {dtype = "uint8", shape = {1, 4, 384}, seed = 5}
+    local pages = pool.tensor:expand(1 << 29, 4, 384) -- the one page under very many numbers
+    local slots = {1 << 30, (1 << 30) + 5, 0x7FFFFFFF}
+    local expected = reference.mla_dequantize({cache = pool:array(), slots = data.array({0, 1, 3}, "int64")}).rows
+    for _, dtype in ipairs {"int32", "int64"} do
+      assert.tensor_equal(expected, mla.dequantize_cache(pages, data.indices(slots, dtype)), dtype)
+      assert.tensor_equal(expected, mla.dequantize_cache(pages, data.scattered(slots, dtype)), dtype .. ", scattered")
     end
   end)
 

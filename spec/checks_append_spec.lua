@@ -107,6 +107,9 @@ local cases = {
   {"kv_cache_sf (V)", "elements that overlap", function(a) a.kv_cache_sf[2] = tensor("uint8", {3, 4, 1, 2}):expand(3,
     4, 2, 2) end},
   {"kv_cache_sf", "a list of one tensor", function(a) a.kv_cache_sf = {a.k_sf.tensor} end},
+  {"kv_cache_sf", "a stacked tensor whose K and V overlap", function(a)
+    a.kv_cache_sf = tensor("uint8", {64}):as_strided({3, 2, 4, 2, 2}, {16, 1, 4, 2, 1})
+  end, "strides {16, 1, 4, 2, 1}"},
   {"kv_cache_sf", "a stacked tensor with another second dimension", give("kv_cache_sf", "uint8", {3, 1, 4, 2, 2}),
    "3, 1, 4, 2, 2"},
   {"kv_layout", "an unknown name", set("kv_layout", "NDH"), "NHD", "HND", "NDH"},

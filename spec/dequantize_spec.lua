@@ -28,8 +28,9 @@ local function check(c, context)
   local k_sf = pool(c, c.k_dim // 16, c.sf_dtype or "float8_e4m3fn", {4, 2, 1}, c.seed + 2)
   local v_sf = pool(c, c.v_dim // 16, c.sf_dtype or "float8_e4m3fn", {0, 3, 0}, c.seed + 3)
   local out_k, out_v = output(c, c.k_dim, c.seed + 4), output(c, c.v_dim, c.seed + 5)
-  local tables = data.indices(c.tables, c.index_dtype, {c.batch, c.batch > 0 and #c.tables // c.batch or 0})
-  local lengths = data.indices(c.lengths)
+  local indices = c.scattered and data.scattered or data.indices
+  local tables = indices(c.tables, c.index_dtype, {c.batch, c.batch > 0 and #c.tables // c.batch or 0})
+  local lengths = indices(c.lengths)
   local expected = reference.dequantize {
     paged_kv_cache = {k:array(), v:array()}, kv_cache_sf = {k_sf:array(), v_sf:array()}, block_tables = tables,
     seq_lens = lengths, k_scale = c.k_scale, v_scale = c.v_scale, output_k = out_k:array(), output_v = out_v:array(),
@@ -121,6 +122,30 @@ describe("dequantize", function()
                out_k.tensor, out_v.tensor)
     out_k:assert_equal(expected.output_k, "strided table: K")
     out_v:assert_equal(expected.output_v, "strided table: V")
+  end)
+
+  it("reads tables and lengths by their own strides #quick", function()
+    for _, dtype in ipairs {"int32", "int64"} do
+      check(base {scattered = true, index_dtype = dtype, batch = 3, tables = {5, 0, 3, 1, 2, 4, 0, 0, 1}, lengths = {12, 5, 9}}, dtype)
+    end
+  end)
+
+  it("reads pages above 2^30 #quick", function()
+    local rows = nibble.randn(4, 2, 64, {dtype = "bfloat16", seed = 3})
+    local cache, sf = nibble.zeros(2, 1, 4, 2, 32, {dtype = "uint8"}), nibble.zeros(2, 1, 4, 2, 4, {dtype = "uint8"})
+    nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(rows, rows, nibble.arange(4), {cache[1], cache[2]},
+      {sf[1], sf[2]}, 1.0, 1.0)
+    -- The one page under very many numbers.
+    local function many(t) return t:expand(1 << 31, t.shape[2], t.shape[3], t.shape[4]) end
+    local one = data.scale(1)
+    for _, index in ipairs {0, 1 << 30, (1 << 30) + 5, 0x7FFFFFFF} do
+      local k, v = nibble.zeros(1, 4, 2, 64, {dtype = "bfloat16"}), nibble.zeros(1, 4, 2, 64, {dtype = "bfloat16"})
+      dequantize({many(cache[1]), many(cache[2])}, {many(sf[1]), many(sf[2])}, data.indices({index}, "int32", {1, 1}),
+                 data.indices {4}, one, one, k, v)
+      assert.is_true(k:amax() > 0)
+      assert.is_true(k[1]:max_error(rows) < 0.5, "page " .. index)
+      assert.is_true(k:equal(v))
+    end
   end)
 
   it("accepts one stacked tensor for K and V, compact or not #quick", function()

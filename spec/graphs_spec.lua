@@ -373,6 +373,47 @@ describe("update #quick", function()
     assert.same({ {}, {} }, deps_of(graph))
   end)
 
+  it("with as many dependencies on other nodes builds anew", function()
+    local s, other = nibble.stream(), nibble.stream()
+    local t = { float(2), float(2), float(2), float(2) }
+    --- Four fills; the third waits for the first or for the second.
+    local function work(late)
+      return function()
+        t[1]:fill(1)
+        local early = s:record()
+        t[2]:fill(2)
+        other:wait(late and s:record() or early)
+        other:scope(function() t[3]:fill(3) end)
+        s:wait(other:record())
+        t[4]:fill(4)
+      end
+    end
+    local graph = s:capture(work(false))
+    assert.same({ {}, { 1 }, { 1 }, { 2, 3 } }, deps_of(graph))
+    assert.is_true(graph:update(work(false)))
+    assert.is_false(graph:update(work(true)))
+    assert.same({ {}, { 1 }, { 2 }, { 3 } }, deps_of(graph))
+    local function two(wait) -- as many nodes, each with as many dependencies
+      return function()
+        t[1]:fill(1)
+        local early = s:record()
+        t[2]:fill(2)
+        other:wait(wait and s:record() or early)
+        other:scope(function() t[3]:fill(3) end)
+        s:wait(other:record())
+      end
+    end
+    graph = s:capture(two(false))
+    assert.same({ {}, { 1 }, { 1 } }, deps_of(graph))
+    assert.is_true(graph:update(two(false)))
+    assert.is_false(graph:update(two(true)))
+    assert.same({ {}, { 1 }, { 2 } }, deps_of(graph))
+    assert.is_false(graph:update(two(false)))
+    graph:replay()
+    nibble.synchronize()
+    assert.same({ 3, 3 }, t[3]:totable())
+  end)
+
   it("whose function raises leaves the graph as before", function()
     local s, other = nibble.stream(), nibble.stream()
     local t, u = float(4), float(4)

@@ -20,7 +20,8 @@ local function make(c)
   }
 end
 
---- Runs one configuration; expects `fault` = {parameter, values, indices} or none.
+--- Runs one configuration, with index tensors that are compact or `c.scattered`; expects `fault` = {parameter, values, indices}
+--- or none.
 local function check(c, context)
   context = context or "materialize"
   local pools = make(c)
@@ -28,12 +29,13 @@ local function check(c, context)
   local batch = #c.lengths
   local shared = c.uses_shared_paged_kv_idx ~= false
   local table_columns = batch > 0 and #c.tables // batch // (shared and 1 or 2) or columns
-  local tables = data.indices(c.tables, "int32", shared and {batch, table_columns} or {batch, 2, table_columns})
-  local lengths = data.indices(c.lengths)
+  local indices = c.scattered and data.scattered or data.indices
+  local tables = indices(c.tables, "int32", shared and {batch, table_columns} or {batch, 2, table_columns})
+  local lengths = indices(c.lengths)
   local num_pages = c.indptr and c.num_pages or batch * columns
   local out = data.pool {dtype = "float8_e4m3fn", shape = {num_pages + 1, 2, c.heads, c.page_size, c.head_dim},
                          seed = c.seed + 9}
-  local indptr = c.indptr and data.indices(c.indptr)
+  local indptr = c.indptr and indices(c.indptr)
   local arguments = {block_tables = tables, seq_lens = lengths, max_kv_len = c.max_kv_len,
     uses_shared_paged_kv_idx = c.uses_shared_paged_kv_idx, out = out:array(), kv_page_indptr = indptr,
       num_pages = c.num_pages}
@@ -211,6 +213,15 @@ describe("materialize", function()
     check(base {lengths = {4, 0x7FFFFFFF}, tables = {1, 3, 5, 0, 2, 2}, fault = {"seq_lens", 0x7FFFFFFF, 1}}, "2^31-1")
     check(base {lengths = {-1, -0x80000000}}, "negative")
     check(base {lengths = {1, 1}, max_kv_len = 0, tables = {}, fault = {"seq_lens", 1, {0, 1}}}, "max_kv_len 0")
+  end)
+
+  it("reads tables, lengths and ranges by their own strides, shared and split indices #quick", function()
+    check(base {scattered = true, tables = {1, 3, 5, 0, -7, -7}}, "shared indices")
+    check(base {scattered = true, uses_shared_paged_kv_idx = false, tables = {1, 3, 5, 4, 2, 0, 0, -7, -7, 5, -7, -7}},
+          "split indices")
+    check(base {scattered = true, indptr = {2, 5, 6}, num_pages = 8}, "with kv_page_indptr")
+    check(base {scattered = true, lengths = {9, 4, 12}, tables = {1, 3, 5, 0, -7, -7, 4, 4, 2}, indptr = {3, 6, 7, 10},
+                num_pages = 10}, "three requests")
   end)
 
   it("a bad page index zero-fills the destination page, with a fault #quick", function()

@@ -169,6 +169,136 @@ describe("elements that share memory #quick", function()
   end)
 end)
 
+-- Each operation's operands, and which of them it writes. `call` takes them by name.
+local quantization, mla = nibble.quantization, nibble.mla
+local E4M3 = "float8_e4m3fn"
+
+local operations = {
+  ["page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"] = {
+    written = { "k", "v", "k_sf", "v_sf" },
+    operands = {
+      k = { "uint8", 3, 4, 2, 32 }, v = { "uint8", 3, 4, 2, 32 }, k_sf = { E4M3, 3, 4, 2, 4 }, v_sf = { "uint8", 3, 4, 2, 4 },
+      append_key = { "float16", 4, 2, 64 }, append_value = { "float16", 4, 2, 64 }, slot_mapping = { "int64", 4 },
+      k_scale = { "float32", 1 }, v_scale = { "float32", 1 },
+    },
+    call = function(a)
+      append(a.append_key, a.append_value, a.slot_mapping, { a.k, a.v }, { a.k_sf, a.v_sf }, a.k_scale, a.v_scale)
+    end,
+  },
+  ["quantization.nvfp4_kv_dequantize_paged"] = {
+    written = { "output_k", "output_v" },
+    operands = {
+      k = { "uint8", 3, 4, 2, 32 }, v = { "uint8", 3, 4, 2, 32 }, k_sf = { E4M3, 3, 4, 2, 4 }, v_sf = { "uint8", 3, 4, 2, 4 },
+      block_tables = { "int32", 2, 2 }, seq_lens = { "int32", 2 }, k_scale = { "float32", 1 }, v_scale = { "float32", 1 },
+      output_k = { "float16", 2, 8, 2, 64 }, output_v = { "float16", 2, 8, 2, 64 },
+    },
+    call = function(a)
+      quantization.nvfp4_kv_dequantize_paged({ a.k, a.v }, { a.k_sf, a.v_sf }, a.block_tables, a.seq_lens, a.k_scale, a.v_scale,
+        a.output_k, a.output_v)
+    end,
+  },
+  ["quantization.nvfp4_kv_materialize_fp8"] = {
+    written = { "out" },
+    operands = {
+      k_cache = { "uint8", 3, 2, 4, 32 }, v_cache = { "uint8", 3, 2, 4, 32 }, k_block_scales = { E4M3, 3, 2, 4, 4 },
+      v_block_scales = { E4M3, 3, 2, 4, 4 }, block_tables = { "int32", 2, 2 }, seq_lens = { "int32", 2 },
+      kv_page_indptr = { "int32", 3 }, out = { E4M3, 5, 2, 2, 4, 64 },
+    },
+    call = function(a)
+      quantization.nvfp4_kv_materialize_fp8(a.k_cache, a.v_cache, a.k_block_scales, a.v_block_scales, a.block_tables, a.seq_lens, 8,
+        { out = a.out, kv_page_indptr = a.kv_page_indptr, num_pages = 4 })
+    end,
+  },
+  ["quantization.swizzle_v_scales"] = {
+    written = { "out" },
+    operands = { v_sf = { "uint8", 3, 4, 2, 4 }, out = { "uint8", 3, 4, 2, 4 } },
+    call = function(a) quantization.swizzle_v_scales(a.v_sf, "NHD", { out = a.out }) end,
+  },
+  ["mla.cake_dsv4_nvfp4_rope_quantize_insert"] = {
+    written = { "cache", "q" }, -- in place
+    operands = {
+      q = { "bfloat16", 3, 2, 512 }, kv = { "bfloat16", 3, 512 }, cache = { "uint8", 2, 4, 384 }, slot_mapping = { "int64", 3 },
+      positions = { "int64", 3 }, cos_sin_cache = { "float32", 8, 64 },
+    },
+    call = function(a)
+      mla.cake_dsv4_nvfp4_rope_quantize_insert(a.q, a.kv, a.cache, a.slot_mapping, a.positions, a.cos_sin_cache,
+        { q_inplace = true })
+    end,
+  },
+  ["mla.cake_dsv4_nvfp4_kv_rope_quantize_insert"] = {
+    written = { "cache" },
+    operands = {
+      kv = { "bfloat16", 3, 512 }, cache = { "uint8", 2, 4, 384 }, slot_mapping = { "int64", 3 }, positions = { "int64", 3 },
+      cos_sin_cache = { "float32", 8, 64 },
+    },
+    call = function(a)
+      mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(a.kv, a.cache, a.slot_mapping, a.positions, a.cos_sin_cache)
+    end,
+  },
+}
+
+describe("each operand that is written, beside each other one: #quick", function()
+  local SIZES = { uint8 = 1, [E4M3] = 1, float16 = 2, bfloat16 = 2, float32 = 4, int32 = 4, int64 = 8 }
+  local PLACE = 16384 -- bytes for each operand, more than twice the largest: where one moves onto another, it meets no third
+
+  for operation, case in pairs(operations) do
+    local names = {}
+    for name in pairs(case.operands) do names[#names + 1] = name end
+    table.sort(names)
+    local function bytes(name)
+      local dtype, numel = case.operands[name][1], 1
+      for i = 2, #case.operands[name] do numel = numel * case.operands[name][i] end
+      return numel * SIZES[dtype]
+    end
+
+    --- The operands in one storage, each in a place of its own; `moved` lies at this offset instead.
+    local function operands(storage, moved, offset)
+      local a = {}
+      for i, name in ipairs(names) do
+        local first = name == moved and offset or (i - 1) * PLACE
+        local shape = { table.unpack(case.operands[name], 2) }
+        a[name] = storage:narrow(1, first + 1, bytes(name)):reinterpret(case.operands[name][1]):view(shape)
+      end
+      return a
+    end
+
+    local function offset_of(wanted)
+      for i, name in ipairs(names) do
+        if name == wanted then return (i - 1) * PLACE end
+      end
+    end
+
+    it(operation, function()
+      local storage = nibble.zeros(#names * PLACE, { dtype = "uint8" })
+      local fresh = operands(storage)
+      for _, scale in ipairs { "k_scale", "v_scale" } do
+        if fresh[scale] then fresh[scale]:fill(1) end
+      end
+      case.call(fresh) -- apart from each other they are taken
+      nibble.synchronize()
+      for _, written in ipairs(case.written) do
+        local first, size = offset_of(written), bytes(written)
+        for _, other in ipairs(names) do
+          if other ~= written then
+            -- Over its last bytes, and with its own last bytes over the first.
+            local last = first + (size - 1) // SIZES.int64 * SIZES.int64
+            local before = first - (bytes(other) - 1) // SIZES.int64 * SIZES.int64
+            for _, offset in ipairs { last, before >= 0 and before or first } do
+              local a, context = operands(storage, other, offset), written .. " and " .. other
+              local contents = storage:bytes()
+              local ok, message = pcall(case.call, a)
+              assert.is_false(ok, context .. " were taken")
+              assert.truthy(message:find(operation .. ": ", 1, true) and message:find("does not overlap", 1, true), message)
+              nibble.synchronize()
+              assert.is_true(contents == storage:bytes(), context .. ": nothing is written")
+            end
+          end
+        end
+      end
+    end)
+  end
+end)
+
 describe("keyword arguments #quick", function()
   local k = nibble.randn(2, 2, 4, 64, { dtype = "bfloat16", seed = 1 })
   local quantize = nibble.quantization.nvfp4_quantize_paged_kv_cache

@@ -50,6 +50,18 @@ describe("the page allocator #quick", function()
     assert.are.equal(0, allocator.num_free)
   end)
 
+  it("keeps nothing of a request that it refused", function()
+    local allocator = pages.allocator { num_pages = 4, page_size = 4 }
+    assert.is_nil((allocator:allocate(17)))
+    for _, length in ipairs { -1, 0.5, "four", {} } do
+      raises(function() allocator:allocate(length) end, "allocator:allocate: length: expected an integer >= 0, got ")
+    end
+    raises(function() allocator:allocate() end, "allocator:allocate: length: expected an integer >= 0, got nil")
+    assert.are.same({}, allocator.live)
+    local request = allocator:allocate(16)
+    assert.are.same({ [request] = true }, allocator.live)
+  end)
+
   it("refuses a second free, a freed request and another allocator's", function()
     local allocator = pages.allocator { num_pages = 4, page_size = 4 }
     local other = pages.allocator { num_pages = 4, page_size = 4 }
@@ -156,6 +168,27 @@ describe("the page allocator #quick", function()
     raises(function() allocator:drop(child, 1) end, "at most the request's 0 full pages, got 1")
     allocator:free(other)
     raises(function() allocator:drop(other, 0) end, "allocator:drop: request: expected a live request")
+  end)
+
+  it("gives several of the oldest pages back at once, in the order of the tokens", function()
+    local allocator = pages.allocator { num_pages = 8, page_size = 4 }
+    local request = allocator:allocate(17)
+    local child = allocator:fork(request, 9)
+    allocator:drop(request, 2)
+    assert.are.same({ pages = { 2, 3, 4 }, length = 9, dropped = 8 }, request)
+    assert.are.same({ 1, 1, 2, 1, 1 }, { allocator:references(0), allocator:references(1), allocator:references(2),
+      allocator:references(3), allocator:references(4) })
+    assert.are.equal(3, allocator.num_free) -- the child has pages 0 and 1
+    allocator:drop(child, 2)
+    assert.are.same({ pages = { 2 }, length = 1, dropped = 8 }, child)
+    assert.are.equal(5, allocator.num_free)
+    allocator:drop(request, 2)
+    assert.are.same({ pages = { 4 }, length = 1, dropped = 16 }, request)
+    assert.are.equal(6, allocator.num_free) -- page 2 is the child's
+    allocator:free(request)
+    allocator:free(child)
+    assert.are.equal(8, allocator.num_free)
+    assert.are.same({ 0, 1, 2, 3, 4, 5, 6, 7 }, allocator:allocate(32).pages)
   end)
 
   it("takes a request's newest tokens back, and their pages", function()

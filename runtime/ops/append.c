@@ -38,6 +38,8 @@ nib_status nib_append(nib_stream *stream, const nib_append_desc *desc) {
     nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "append_key", key);
     nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "append_value", value);
     nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "slot_mapping", slots);
+    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "k_scale", desc->k_scale.tensor);
+    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "v_scale", desc->v_scale.tensor);
   }
   params.k_scale = nib_check_scale(&c, "k_scale", &desc->k_scale);
   params.v_scale = nib_check_scale(&c, "v_scale", &desc->v_scale);

@@ -67,7 +67,12 @@ nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc,
     nib_check_disjoint(&c, "cache", desc->cache, "slot_mapping", slots);
     nib_check_disjoint(&c, "cache", desc->cache, "positions", positions);
     nib_check_disjoint(&c, "cache", desc->cache, "cos_sin_cache", table);
-    if (q && desc->q_inplace) nib_check_disjoint(&c, "q", q, "kv", kv);
+    if (q && desc->q_inplace) {
+      nib_check_disjoint(&c, "q", q, "kv", kv);
+      nib_check_disjoint(&c, "q", q, "slot_mapping", slots);
+      nib_check_disjoint(&c, "q", q, "positions", positions);
+      nib_check_disjoint(&c, "q", q, "cos_sin_cache", table);
+    }
   }
   if (ratio != 1 && ratio != 2) nib_check_fail(&c, "compress_ratio", "expected 1 or 2, got %lld", (long long)ratio);
   if (c.status != NIB_OK) return c.status;

@@ -214,9 +214,10 @@ end
 ---@return nibble.request?
 ---@return string? message
 function allocator:allocate(length)
+  length = integer("allocator:allocate", "length", length, 0)
   local request = { pages = {}, length = 0, dropped = 0 }
   self.live[request] = true
-  local slots, message = self:append(request, integer("allocator:allocate", "length", length, 0))
+  local slots, message = self:append(request, length)
   if slots then return request end
   self.live[request] = nil
   return nil, message

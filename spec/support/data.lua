@@ -10,6 +10,7 @@
 --       pool.tensor: the view, inside a larger storage of poison (all of it, the view's elements too)
 --       pool:fill(array), pool:array(), pool:assert_equal(array, context): the view's elements are the array's and
 --       every other byte of the storage is as it was
+--   data.scattered(list, dtype, shape) -> nibble tensor of integers with gaps between its rows and columns, poison in them
 --   data.inverse_cases() -> list of {byte, scale, x, code}: where a product and a quotient give different codes
 --   data.strides(shape, pads): row-major strides, dimension i padded by pads[i] elements
 local nibble = require "nibble"
@@ -148,6 +149,15 @@ function data.pool(opts)
   self.storage = nibble.from_bytes(self.before, {total}, {dtype = "uint8"})
   self.tensor = self.storage:reinterpret(opts.dtype):as_strided(self.shape, self.strides, self.lead // kind.size)
   return self
+end
+
+--- Indices as a view that is nowhere contiguous: whoever takes it for compact reads poison.
+function data.scattered(list, dtype, shape)
+  local array = data.array(list, dtype or "int32", shape)
+  local pads = {}
+  for i = 1, #array.shape do pads[i] = 2 * i - 1 end
+  return data.pool({dtype = array.dtype, shape = array.shape, strides = data.strides(array.shape, pads), seed = #list})
+    :fill(array).tensor
 end
 
 --- The whole storage with the array's elements put in.
