@@ -46,6 +46,7 @@ typedef struct nib_sandbox nib_sandbox;
 
 /* All zero is a good configuration. */
 typedef struct nib_sandbox_config {
+  uint32_t abi_version; /* NIB_ABI_VERSION; 0 means the same */
   /* Of the script's runtime; NULL: all defaults. Its memory_cap is left to device_memory, its index_base is 1. */
   const nib_config *runtime;
   size_t lua_memory;      /* bytes; 0: 4 MiB. No string and no part of a table may take more than a quarter. */
@@ -58,7 +59,11 @@ typedef struct nib_sandbox_config {
 } nib_sandbox_config;
 
 /* `config` may be NULL. INVALID (a negative limit, the runtime's config) or MEMORY (a small lua_memory, too); no message then. */
-NIB_API nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out);
+NIB_API nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t config_bytes, size_t runtime_config_bytes,
+                                            nib_sandbox **out);
+static inline nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out) {
+  return nib_sandbox_create_sized(config, sizeof *config, sizeof(nib_config), out);
+}
 /* Waits for a kernel that is running. The host releases its tensors of the script's runtime, and exports of them, before. NULL
  * is allowed. */
 NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
@@ -83,7 +88,12 @@ typedef struct nib_sandbox_values {
 } nib_sandbox_values;
 
 /* Calls a global function of the script; `values` may be NULL. UNAVAILABLE when it has none of that name. */
-NIB_API nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values, int64_t budget_us);
+NIB_API nib_status nib_sandbox_call_sized(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values,
+                                          size_t values_bytes, int64_t budget_us);
+static inline nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values,
+                                          int64_t budget_us) {
+  return nib_sandbox_call_sized(sandbox, function, values, sizeof *values, budget_us);
+}
 
 /* Runs a function of the host's in the sandbox's state: index 1 is the table of what every script's environment starts from, to
  * which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the script's hands. `state` may

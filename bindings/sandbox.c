@@ -7,6 +7,10 @@
 #include <time.h>
 
 #include "sandbox.h"
+#include "sized.h"
+
+NIB_SIZED(nib_sandbox_config, user);
+NIB_SIZED(nib_sandbox_values, user);
 
 #define RUNTIME_BYTES ((size_t)8 << 20) /* of a runtime beside its tensors: streams, graphs, handles */
 #define FRESH_BYTES ((size_t)64 << 10)  /* of Lua's memory that are worth a look at the clock */
@@ -251,12 +255,12 @@ nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *
 
 struct call {
   const char *function;
-  const nib_sandbox_values *values;
+  nib_sandbox_values values;
 };
 
 static int call_function(lua_State *L) {
   const struct call *call = lua_touserdata(L, 1);
-  const nib_sandbox_values none = { NULL, NULL, NULL }, *values = call->values ? call->values : &none;
+  const nib_sandbox_values *values = &call->values;
   lua_settop(L, 0);
   bool is_loaded = lua_rawgetp(L, LUA_REGISTRYINDEX, &environment_key) == LUA_TTABLE;
   lua_pushstring(L, call->function);
@@ -272,8 +276,14 @@ static int call_function(lua_State *L) {
   return 0;
 }
 
-nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values, int64_t budget_us) {
-  struct call call = { function, values };
+nib_status nib_sandbox_call_sized(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values, size_t values_bytes,
+                                  int64_t budget_us) {
+  struct call call = { function, { NULL, NULL, NULL } };
+  char text[180] = "values: ";
+  size_t used = strlen(text);
+  if (values && !nib_sized_read(&call.values, sizeof call.values, nib_sandbox_values_least, values, values_bytes, text + used,
+                                sizeof text - used))
+    return refuse(sandbox, NIB_INVALID, function, text);
   return run(sandbox, function, call_function, &call, budget_us);
 }
 
@@ -340,11 +350,20 @@ static int open_sandbox(lua_State *L) {
   return 0;
 }
 
-nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out) {
+nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t config_bytes, size_t runtime_config_bytes,
+                                    nib_sandbox **out) {
   *out = NULL;
-  const nib_sandbox_config zero = { 0 };
-  nib_sandbox blank = { .config = config ? *config : zero };
-  if (blank.config.runtime) blank.host = *blank.config.runtime;
+  nib_sandbox blank = { 0 };
+  char text[160]; /* nobody to tell it to */
+  if (config) {
+    if (config_bytes >= sizeof config->abi_version && config->abi_version != 0 && config->abi_version != NIB_ABI_VERSION)
+      return NIB_INVALID;
+    if (!nib_sized_read(&blank.config, sizeof blank.config, nib_sandbox_config_least, config, config_bytes, text, sizeof text))
+      return NIB_INVALID;
+  }
+  if (blank.config.runtime && !nib_sized_read(&blank.host, sizeof blank.host, nib_config_least, blank.config.runtime,
+                                              runtime_config_bytes, text, sizeof text))
+    return NIB_INVALID;
   if (blank.config.tensors < 0 || blank.config.streams < 0 || blank.config.instructions < 0) return NIB_INVALID;
   blank.config.runtime = NULL; /* it need not live as long */
   if (!blank.config.lua_memory) blank.config.lua_memory = (size_t)4 << 20;

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "nibble_tools.h"
+#include "sized.h"
 #include "../kernels/params.h"
 
 #define NIB_DTYPE_COUNT (NIB_INT64 + 1) /* not in nibble.h: it grows */
@@ -249,6 +250,11 @@ bool nib_is_late(const nib_runtime *rt);
 nib_status nib_fail_late(nib_runtime *rt, const char *operation);
 /* An error of a stream (`only` that one, by its number, or 0: any), or a content fault, that nobody has been told of: as an error, once. */
 nib_status nib_take_trouble(nib_device *device, uint64_t only);
+/* A host's descriptor (sized.h) as `own`. */
+#define NIB_READ_DESC(rt, operation, type, own, given, bytes) \
+  nib_read_desc(rt, operation, own, sizeof(type), type##_least, given, bytes)
+nib_status nib_read_desc(nib_runtime *rt, const char *operation, void *own, size_t own_bytes, size_t least, const void *given,
+                         size_t bytes);
 
 /* ---- deferred.c ---- */
 bool nib_uses_idle(struct nib_uses *uses); /* drops finished entries */

@@ -142,7 +142,9 @@ void nib_user_kernel_release(nib_user_kernel *kernel) {
 
 nib_device *nib_user_kernel_device(const nib_user_kernel *kernel) { return kernel->module->deferred.device; }
 const char *nib_user_kernel_name(const nib_user_kernel *kernel) { return kernel->name; }
-nib_kernel_attributes nib_user_kernel_attributes(const nib_user_kernel *kernel) { return kernel->attributes; }
+void nib_user_kernel_attributes_sized(const nib_user_kernel *kernel, nib_kernel_attributes *out, size_t out_bytes) {
+  nib_sized_write(out, out_bytes, &kernel->attributes, sizeof kernel->attributes);
+}
 int32_t nib_user_kernel_param_count(const nib_user_kernel *kernel) { return kernel->layout.count; }
 
 size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index) {
@@ -194,10 +196,13 @@ static nib_status pack(nib_runtime *rt, const nib_user_kernel *kernel, const nib
   return NIB_OK;
 }
 
-nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc) {
+nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *given, size_t desc_bytes) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
+  nib_launch_desc own;
+  const nib_launch_desc *desc = &own;
   nib_status status = nib_check_stream(stream, "kernel:launch");
+  if (status == NIB_OK) status = NIB_READ_DESC(rt, "kernel:launch", nib_launch_desc, &own, given, desc_bytes);
   if (status != NIB_OK) return status;
   if (kernel->module->deferred.device != device)
     return nib_fail(rt, NIB_INVALID, "kernel:launch: stream: expected a stream of %s, got one of %s",

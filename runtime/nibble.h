@@ -125,8 +125,12 @@ typedef struct nib_config {
 NIB_API uint32_t nib_abi_version(void);
 NIB_API const char *nib_version(void);
 
-/* Creates a runtime. `config` may be NULL. Fails with INVALID (ABI version, sizes) or MEMORY; there is no message then. */
-NIB_API nib_status nib_runtime_create(const nib_config *config, nib_runtime **out);
+/* Creates a runtime. `config` may be NULL. Fails with INVALID (ABI version; the log is told
+ * what else) or MEMORY; there is no message then. */
+NIB_API nib_status nib_runtime_create_sized(const nib_config *config, size_t config_bytes, nib_runtime **out);
+static inline nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
+  return nib_runtime_create_sized(config, sizeof *config, out);
+}
 
 /* Ends an open capture, waits for what is running (kernels that have not begun are dropped, once all functions given to
  * nib_stream_call have run; a semaphore that nobody signals is waited for too), joins the runtime's threads and frees all memory
@@ -178,7 +182,12 @@ NIB_API nib_device *nib_device_best(nib_runtime *runtime);
 NIB_API nib_runtime *nib_device_runtime(const nib_device *device);
 /* Never released. NULL only when a GPU cannot be opened (nib_error tells why). */
 NIB_API nib_stream *nib_device_default_stream(nib_device *device);
-NIB_API nib_memory_info nib_device_memory(nib_device *device);
+NIB_API void nib_device_memory_sized(nib_device *device, nib_memory_info *out, size_t out_bytes);
+static inline nib_memory_info nib_device_memory(nib_device *device) {
+  nib_memory_info info;
+  nib_device_memory_sized(device, &info, sizeof info);
+  return info;
+}
 NIB_API bool nib_device_is_capturing(const nib_device *device);
 /* Waits for all streams of the device. */
 NIB_API nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us);
@@ -396,10 +405,13 @@ typedef struct nib_append_desc {
   nib_tensor *slot_mapping;              /* [nnz] int32 or int64, nnz <= rows */
   nib_cache paged_kv_cache;              /* uint8 NHD [pages, page_size, heads, head_dim/2], HND [pages, heads, page_size, ...] */
   nib_cache kv_cache_sf;                 /* float8_e4m3fn or uint8, head_dim/16 */
-  nib_scale_source k_scale, v_scale;
   nib_layout kv_layout;
+  nib_scale_source k_scale, v_scale;
 } nib_append_desc;
-NIB_API nib_status nib_append(nib_stream *stream, const nib_append_desc *desc);
+NIB_API nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *desc, size_t desc_bytes);
+static inline nib_status nib_append(nib_stream *stream, const nib_append_desc *desc) {
+  return nib_append_sized(stream, desc, sizeof *desc);
+}
 
 /* quantization.nvfp4_kv_materialize_fp8. A page index outside the cache: its plane (K or V) of the result's page is zeros, and a
  * fault. A length beyond max_kv_len is cut there, and a fault. A range in kv_page_indptr that decreases, holds too few pages or
@@ -413,27 +425,34 @@ typedef struct nib_materialize_desc {
   bool split_kv_indices;      /* uses_shared_paged_kv_idx = false */
   nib_tensor *out;            /* contiguous float8_e4m3fn of the result's shape, or NULL: allocated */
   nib_tensor *kv_page_indptr; /* int32 [batch + 1], or NULL */
-  int64_t num_pages;          /* with kv_page_indptr only */
   bool has_num_pages;
+  int64_t num_pages; /* with kv_page_indptr only */
 } nib_materialize_desc;
 /* Results: [num_pages+1, 2, heads, page_size, head_dim] float8_e4m3fn (another handle on `out` if that was given) and int32
  * [batch, ceil(max_kv_len/page_size)]. Page 0 is zeros. Request b's page j (those that its length reaches, whole) is page
  * kv_page_indptr[b] + j + 1, without it b * ceil(max_kv_len/page_size) + j + 1; the table has these numbers, and 0 where there is no
  * page. All other pages are not written: as they were in `out`, unspecified in a result that is allocated. */
-NIB_API nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc, nib_tensor **kv_cache_fp8,
-                                   nib_tensor **fp8_block_tables);
+NIB_API nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc *desc, size_t desc_bytes,
+                                         nib_tensor **kv_cache_fp8, nib_tensor **fp8_block_tables);
+static inline nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc, nib_tensor **kv_cache_fp8,
+                                         nib_tensor **fp8_block_tables) {
+  return nib_materialize_sized(stream, desc, sizeof *desc, kv_cache_fp8, fp8_block_tables);
+}
 
 /* quantization.nvfp4_kv_dequantize_paged. No fault: tokens at or past seq_lens (cut at max_seq_len), and those whose page index is
  * outside the cache, are left unchanged in the outputs; scales are used as they are. */
 typedef struct nib_dequantize_desc {
   nib_cache paged_kv_cache, kv_cache_sf;
+  nib_layout kv_layout;
   nib_tensor *block_tables;        /* int32 or int64 [batch, columns] */
   nib_tensor *seq_lens;            /* int32 [batch] */
   nib_tensor *k_scale, *v_scale;   /* float32, one element */
   nib_tensor *output_k, *output_v; /* contiguous float16 or bfloat16 [batch, max_seq_len, heads, head_dim] */
-  nib_layout kv_layout;
 } nib_dequantize_desc;
-NIB_API nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc);
+NIB_API nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *desc, size_t desc_bytes);
+static inline nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc) {
+  return nib_dequantize_sized(stream, desc, sizeof *desc);
+}
 
 /* mla.cake_dsv4_nvfp4_rope_quantize_insert; with q NULL mla.cake_dsv4_nvfp4_kv_rope_quantize_insert. Rows whose slot is outside the
  * cache, or that have none, are not inserted, without a fault. A position outside the table: its row is not inserted, the 64 RoPE
@@ -452,7 +471,11 @@ typedef struct nib_rope_insert_desc {
 } nib_rope_insert_desc;
 /* q_out (may be NULL when q is): bfloat16 [tokens, q_head_padded, 512], without heads for 0; another
  * handle on q when in place. */
-NIB_API nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc, nib_tensor **q_out);
+NIB_API nib_status nib_rope_insert_sized(nib_stream *stream, const nib_rope_insert_desc *desc, size_t desc_bytes,
+                                         nib_tensor **q_out);
+static inline nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc, nib_tensor **q_out) {
+  return nib_rope_insert_sized(stream, desc, sizeof *desc, q_out);
+}
 
 /* quantization.swizzle_v_scales; out NULL: allocated. */
 NIB_API nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout kv_layout, bool inverse,
@@ -471,7 +494,11 @@ typedef struct nib_quantized_cache {
   nib_tensor *k_sf, *v_sf;       /* float8_e4m3fn, V's interleaved */
   nib_tensor *k_scale, *v_scale; /* float32 [1] */
 } nib_quantized_cache;
-NIB_API nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out);
+NIB_API nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache_desc *desc, size_t desc_bytes,
+                                            nib_quantized_cache *out, size_t out_bytes);
+static inline nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out) {
+  return nib_quantize_cache_sized(stream, desc, sizeof *desc, out, sizeof *out);
+}
 
 /* mla.dequantize_cache: bfloat16 [n, 512] of the records in `slots` (int32 or int64 [n]). A slot outside the cache gives a row of
  * zeros, and a fault. */
@@ -556,7 +583,10 @@ typedef struct nib_wrap_desc {
 } nib_wrap_desc;
 /* A tensor on the host's memory, which stays as it is until `release`. INVALID for an address that is not of the GPU. If it fails,
  * `release` is never called. */
-NIB_API nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc, nib_tensor **out);
+NIB_API nib_status nib_tensor_wrap_sized(nib_device *device, const nib_wrap_desc *desc, size_t desc_bytes, nib_tensor **out);
+static inline nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc, nib_tensor **out) {
+  return nib_tensor_wrap_sized(device, desc, sizeof *desc, out);
+}
 
 /* DLPack 1, for frameworks in the same process; nibble_dlpack.h has the structure. float8_e4m3fn is DLPack's type of that name;
  * packed E2M1 goes out as uint8 and comes in as uint8 or as float4_e2m1fn of two lanes; bool comes in as uint8. Devices are the CPU,
@@ -584,12 +614,15 @@ typedef enum nib_fd_kind {
 typedef struct nib_import_desc {
   nib_fd_kind kind;
   int fd;
-  uint64_t bytes; /* of the whole allocation: VkMemoryAllocateInfo's allocationSize, nib_tensor_export's bytes */
   bool dedicated; /* made for one buffer or image alone: VkMemoryDedicatedAllocateInfo */
+  uint64_t bytes; /* of the whole allocation: VkMemoryAllocateInfo's allocationSize, nib_tensor_export's bytes */
 } nib_import_desc;
 /* All of the memory as a tensor uint8 [bytes], for narrow, reinterpret and view to cut up. Releasing the last of its tensors, once
  * their work is done, may make the driver wait for the GPU's other work. */
-NIB_API nib_status nib_tensor_import(nib_device *device, const nib_import_desc *desc, nib_tensor **out);
+NIB_API nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *desc, size_t desc_bytes, nib_tensor **out);
+static inline nib_status nib_tensor_import(nib_device *device, const nib_import_desc *desc, nib_tensor **out) {
+  return nib_tensor_import_sized(device, desc, sizeof *desc, out);
+}
 /* As nib_tensor_create, in memory that nib_tensor_export can export. It comes in steps of the driver's (2 MiB or so), and counts as
  * what was asked for. */
 NIB_API nib_status nib_tensor_create_exportable(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape,

@@ -38,7 +38,12 @@ typedef struct nib_kernel_attributes {
   int32_t max_dynamic_shared_bytes;
   int32_t ptx_version, binary_version; /* 90: 9.0 */
 } nib_kernel_attributes;
-NIB_API nib_kernel_attributes nib_user_kernel_attributes(const nib_user_kernel *kernel);
+NIB_API void nib_user_kernel_attributes_sized(const nib_user_kernel *kernel, nib_kernel_attributes *out, size_t out_bytes);
+static inline nib_kernel_attributes nib_user_kernel_attributes(const nib_user_kernel *kernel) {
+  nib_kernel_attributes attributes;
+  nib_user_kernel_attributes_sized(kernel, &attributes, sizeof attributes);
+  return attributes;
+}
 /* -1 when the driver cannot tell (before CUDA 12.4): arguments are then not checked. */
 NIB_API int32_t nib_user_kernel_param_count(const nib_user_kernel *kernel);
 NIB_API size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index);
@@ -52,11 +57,15 @@ typedef struct nib_argument {
 typedef struct nib_launch_desc {
   uint32_t grid[3], block[3]; /* >= 1 each */
   uint32_t shared_bytes;
-  const nib_argument *arguments;
   int32_t argument_count;
+  const nib_argument *arguments;
 } nib_launch_desc;
 /* Work of the stream like any operation: asynchronous, capturable; tensors count as read and written. */
-NIB_API nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc);
+NIB_API nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc,
+                                                size_t desc_bytes);
+static inline nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc) {
+  return nib_user_kernel_launch_sized(stream, kernel, desc, sizeof *desc);
+}
 
 /* ---- Profiling and observing -------------------------------------------------------------------------------------- */
 

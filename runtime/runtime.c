@@ -92,6 +92,13 @@ nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes) {
   return nib_fail(rt, NIB_MEMORY, "%s: memory: expected %zu bytes more, got none (out of memory)", what, bytes);
 }
 
+nib_status nib_read_desc(nib_runtime *rt, const char *operation, void *own, size_t own_bytes, size_t least, const void *given,
+                         size_t bytes) {
+  char text[160];
+  if (nib_sized_read(own, own_bytes, least, given, bytes, text, sizeof text)) return NIB_OK;
+  return nib_fail(rt, NIB_INVALID, "%s: desc: %s", operation, text);
+}
+
 const char *nib_error(const nib_runtime *rt) { return rt->error; }
 void *nib_runtime_user(const nib_runtime *rt) { return rt->config.user; }
 
@@ -291,12 +298,37 @@ void nib_runtime_lets_go(struct nib_storage *storage) {
   if (needs_device(storage) && --rt->lingering == 0) close_devices(rt, false);
 }
 
-nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
+/* Without a runtime that has the message, the log alone gets it. */
+static nib_status refuse(const nib_config *settings, const char *format, ...) {
+  char text[256];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  if (settings->log) settings->log(settings->user, NIB_LOG_DEBUG, text);
+  return NIB_INVALID;
+}
+
+/* What a host asks for. The version comes first: with another one, the rest may mean anything. */
+static nib_status read_config(const nib_config *config, size_t bytes, nib_config *settings) {
+  *settings = (nib_config){ 0 };
+  if (!config) return NIB_OK;
+  char text[160];
+  if (bytes >= sizeof config->abi_version && config->abi_version != 0 && config->abi_version != NIB_ABI_VERSION) return NIB_INVALID;
+  if (!nib_sized_read(settings, sizeof *settings, nib_config_least, config, bytes, text, sizeof text))
+    return refuse(bytes < nib_config_least ? settings : config, "runtime: config: %s", text);
+  if (settings->threads < 0 || settings->threads > 4096)
+    return refuse(settings, "runtime: threads: expected 0..4096, got %d", (int)settings->threads);
+  if (settings->index_base < 0 || settings->index_base > 1)
+    return refuse(settings, "runtime: index_base: expected 0 or 1, got %d", (int)settings->index_base);
+  return NIB_OK;
+}
+
+nib_status nib_runtime_create_sized(const nib_config *config, size_t config_bytes, nib_runtime **out) {
   *out = NULL;
-  nib_config zero = { 0 };
-  nib_config settings = config ? *config : zero;
-  if (settings.abi_version != 0 && settings.abi_version != NIB_ABI_VERSION) return NIB_INVALID;
-  if (settings.threads < 0 || settings.threads > 4096 || settings.index_base < 0 || settings.index_base > 1) return NIB_INVALID;
+  nib_config settings;
+  nib_status status = read_config(config, config_bytes, &settings);
+  if (status != NIB_OK) return status;
   if (!settings.allocate) settings.allocate = allocate_default;
   nib_runtime *rt = settings.allocate(settings.user, NULL, 0, sizeof *rt);
   if (!rt) return NIB_MEMORY;
@@ -312,7 +344,7 @@ nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
   nib_device *cpu = &rt->devices[0];
   cpu->runtime = rt;
   rt->device_count = 1;
-  nib_status status = nib_cpu_open(rt, cpu);
+  status = nib_cpu_open(rt, cpu);
   if (status == NIB_OK) status = nib_device_open(cpu);
 #ifdef NIB_CUDA
   if (status == NIB_OK) status = nib_cuda_probe(rt);
@@ -397,10 +429,10 @@ nib_status nib_device_use_context(nib_device *device, void *context) {
 
 bool nib_device_is_capturing(const nib_device *device) { return device->capture != NULL; }
 
-nib_memory_info nib_device_memory(nib_device *device) {
-  if (device->runtime->closed) return (nib_memory_info){ 0 };
-  if (!nib_is_forked(device->runtime)) nib_reap(device, NIB_UNLIMITED);
-  return device->memory;
+void nib_device_memory_sized(nib_device *device, nib_memory_info *out, size_t out_bytes) {
+  const nib_memory_info none = { 0 };
+  if (!device->runtime->closed && !nib_is_forked(device->runtime)) nib_reap(device, NIB_UNLIMITED);
+  nib_sized_write(out, out_bytes, device->runtime->closed ? &none : &device->memory, sizeof none);
 }
 
 nib_status nib_device_find(nib_runtime *rt, const char *name, nib_device **out) {

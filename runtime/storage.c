@@ -214,8 +214,12 @@ nib_status nib_wrap(nib_device *device, nib_device *pinned_by, const char *opera
   return status;
 }
 
-nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc, nib_tensor **out) {
-  return nib_wrap(device, NULL, "wrap", desc, out);
+nib_status nib_tensor_wrap_sized(nib_device *device, const nib_wrap_desc *given, size_t desc_bytes, nib_tensor **out) {
+  *out = NULL;
+  nib_wrap_desc desc;
+  nib_status status = nib_enter(device->runtime);
+  if (status == NIB_OK) status = NIB_READ_DESC(device->runtime, "wrap", nib_wrap_desc, &desc, given, desc_bytes);
+  return status == NIB_OK ? nib_wrap(device, NULL, "wrap", &desc, out) : status;
 }
 
 /* ---- Memory by file descriptor -------------------------------------------------------------------------------------- */
@@ -229,9 +233,12 @@ nib_status nib_check_fds(nib_device *device, const char *operation, void *out) {
                   device->info.name);
 }
 
-nib_status nib_tensor_import(nib_device *device, const nib_import_desc *desc, nib_tensor **out) {
+nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *given, size_t desc_bytes, nib_tensor **out) {
   nib_runtime *rt = device->runtime;
+  nib_import_desc own;
+  const nib_import_desc *desc = &own;
   nib_status status = nib_check_fds(device, "import", out);
+  if (status == NIB_OK) status = NIB_READ_DESC(rt, "import", nib_import_desc, &own, given, desc_bytes);
   if (status == NIB_OK) status = nib_device_open(device);
   if (status != NIB_OK) return status;
   if ((unsigned)desc->kind > NIB_FD_EXPORTED)

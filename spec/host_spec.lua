@@ -25,6 +25,10 @@ describe("a host in C", function()
     run("config")
   end)
 
+  it("may have been built with an older or a newer header, whose descriptors have other sizes", function()
+    run("sized")
+  end)
+
   it("may create and close 1,000 runtimes, tidily or not, and memory stays flat", function()
     run("cycles")
   end)

@@ -36,6 +36,7 @@ describe("memory that fails at any step", function()
     for _, header in ipairs({ "runtime/nibble.h", "runtime/nibble_tools.h", "bindings/nibble_lua.h" }) do
       for name in process.read(process.root .. header):gmatch("NIB_API%s[^;(]-%*?(%f[%w_][nl][%w_]+)%(") do
         declared = declared + 1
+        name = name:gsub("_sized$", "") -- the header's own, which passes the size of a struct, calls it
         if not listed:find("%f[%w_]" .. name .. "%f[^%w_]") then missing[#missing + 1] = name end
       end
     end

@@ -1,8 +1,11 @@
 /* page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping */
 #include "check.h"
 
-nib_status nib_append(nib_stream *stream, const nib_append_desc *desc) {
+nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, size_t desc_bytes) {
   struct nib_check c = nib_check_begin(stream, NIB_OPERATION_APPEND);
+  nib_append_desc own;
+  const nib_append_desc *desc = NIB_CHECK_DESC(&c, nib_append_desc, &own, given, desc_bytes);
+  if (!desc) return c.status;
   const nib_tensor *key = desc->append_key, *value = desc->append_value, *slots = desc->slot_mapping;
   nib_check_tensor(&c, "append_key", key, NIB_HALVES, 3, NULL, "[rows, num_kv_heads, head_dim]");
   if (c.status != NIB_OK) return c.status;

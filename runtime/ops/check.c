@@ -23,6 +23,11 @@ void nib_check_fail(struct nib_check *c, const char *parameter, const char *form
   c->status = nib_fail(c->rt, NIB_INVALID, "%s: %s: %s", c->operation, parameter, text);
 }
 
+const void *nib_check_desc(struct nib_check *c, void *own, size_t own_bytes, size_t least, const void *given, size_t bytes) {
+  if (c->status == NIB_OK) c->status = nib_read_desc(c->rt, c->operation, own, own_bytes, least, given, bytes);
+  return c->status == NIB_OK ? own : NULL;
+}
+
 static const char *dtype_names(unsigned dtypes, char *text, size_t size) {
   size_t used = 0;
   text[0] = 0;

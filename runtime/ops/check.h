@@ -18,6 +18,10 @@ struct nib_check nib_check_begin(nib_stream *stream, enum nib_operation operatio
 /* `operation: parameter: expected ..., got ...`; the format is the part after "parameter: ". */
 void nib_check_fail(struct nib_check *c, const char *parameter, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* A host's descriptor (sized.h), as `own`; or NULL. */
+#define NIB_CHECK_DESC(c, type, own, given, bytes) ((const type *)nib_check_desc(c, own, sizeof(type), type##_least, given, bytes))
+const void *nib_check_desc(struct nib_check *c, void *own, size_t own_bytes, size_t least, const void *given, size_t bytes);
+
 #define NIB_BIT(dtype) (1u << (dtype))
 #define NIB_HALVES (NIB_BIT(NIB_FLOAT16) | NIB_BIT(NIB_BFLOAT16))
 #define NIB_INDICES (NIB_BIT(NIB_INT32) | NIB_BIT(NIB_INT64))

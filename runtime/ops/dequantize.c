@@ -6,8 +6,11 @@ static void check_output(struct nib_check *c, const char *parameter, const nib_t
   if (c->status == NIB_OK) nib_check_contiguous(c, parameter, output);
 }
 
-nib_status nib_dequantize(nib_stream *stream, const nib_dequantize_desc *desc) {
+nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *given, size_t desc_bytes) {
   struct nib_check c = nib_check_begin(stream, NIB_OPERATION_DEQUANTIZE);
+  nib_dequantize_desc own;
+  const nib_dequantize_desc *desc = NIB_CHECK_DESC(&c, nib_dequantize_desc, &own, given, desc_bytes);
+  if (!desc) return c.status;
   nib_tensor k, v, k_sf, v_sf;
   nib_check_pair(&c, "paged_kv_cache", &desc->paged_kv_cache, &k, &v);
   nib_check_pair(&c, "kv_cache_sf", &desc->kv_cache_sf, &k_sf, &v_sf);

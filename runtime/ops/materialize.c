@@ -1,10 +1,13 @@
 /* quantization.nvfp4_kv_materialize_fp8 */
 #include "check.h"
 
-nib_status nib_materialize(nib_stream *stream, const nib_materialize_desc *desc, nib_tensor **kv_cache_fp8,
-                           nib_tensor **fp8_block_tables) {
+nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc *given, size_t desc_bytes,
+                                 nib_tensor **kv_cache_fp8, nib_tensor **fp8_block_tables) {
   *kv_cache_fp8 = *fp8_block_tables = NULL;
   struct nib_check c = nib_check_begin(stream, NIB_OPERATION_MATERIALIZE);
+  nib_materialize_desc own;
+  const nib_materialize_desc *desc = NIB_CHECK_DESC(&c, nib_materialize_desc, &own, given, desc_bytes);
+  if (!desc) return c.status;
   struct nib_pool pool = { -1, -1, -1 };
   int64_t width = -1;
   struct nib_materialize_params params = {

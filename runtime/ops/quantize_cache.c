@@ -77,15 +77,22 @@ static nib_status launch_half(struct nib_check *c, nib_layout layout, struct hal
   return status;
 }
 
-nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc *desc, nib_quantized_cache *out) {
-  memset(out, 0, sizeof *out);
+nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache_desc *given, size_t desc_bytes,
+                                    nib_quantized_cache *out, size_t out_bytes) {
+  memset(out, 0, out_bytes);
   struct nib_check c = nib_check_begin(stream, NIB_OPERATION_QUANTIZE_CACHE);
+  nib_quantize_cache_desc own;
+  const nib_quantize_cache_desc *desc = NIB_CHECK_DESC(&c, nib_quantize_cache_desc, &own, given, desc_bytes);
+  if (out_bytes < nib_quantized_cache_least)
+    nib_check_fail(&c, "out", "expected at least %d bytes, got %zu", nib_quantized_cache_least, out_bytes);
+  if (c.status != NIB_OK) return c.status;
+  nib_quantized_cache results = { 0 };
   const char *meaning = desc->kv_layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, head_dim] (HND)"
                                                    : "[num_pages, page_size, num_kv_heads, head_dim] (NHD)";
   struct half_cache halves[2] = {
-    { .source = desc->k_cache, .data = &out->k, .sf = &out->k_sf, .scale = &out->k_scale,
+    { .source = desc->k_cache, .data = &results.k, .sf = &results.k_sf, .scale = &results.k_scale,
       .amax_content = NIB_CONTENT_K_CACHE, .scale_content = NIB_CONTENT_K_GLOBAL_SF },
-    { .source = desc->v_cache, .data = &out->v, .sf = &out->v_sf, .scale = &out->v_scale, .interleaved = true,
+    { .source = desc->v_cache, .data = &results.v, .sf = &results.v_sf, .scale = &results.v_scale, .interleaved = true,
       .amax_content = NIB_CONTENT_V_CACHE, .scale_content = NIB_CONTENT_V_GLOBAL_SF },
   };
   nib_check_tensor(&c, "k_cache", desc->k_cache, NIB_HALVES, 4, NULL, meaning);
@@ -106,12 +113,14 @@ nib_status nib_quantize_cache(nib_stream *stream, const nib_quantize_cache_desc 
   nib_status status = c.status;
   for (int i = 0; status == NIB_OK && i < 2; i++) status = create_results(stream, &halves[i]);
   for (int i = 0; status == NIB_OK && i < 2; i++) status = launch_half(&c, desc->kv_layout, &halves[i]);
-  if (status == NIB_OK) return NIB_OK;
+  if (status == NIB_OK) {
+    nib_sized_write(out, out_bytes, &results, sizeof results);
+    return NIB_OK;
+  }
   for (int i = 0; i < 2; i++) {
     nib_tensor_release(*halves[i].data);
     nib_tensor_release(*halves[i].sf);
     nib_tensor_release(*halves[i].scale);
   }
-  memset(out, 0, sizeof *out);
   return status;
 }

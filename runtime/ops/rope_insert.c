@@ -33,11 +33,14 @@ static void check_q_head_padded(struct nib_check *c, int64_t padded, int64_t hea
     nib_check_fail(c, "q_head_padded", "expected 0 or at least the number of heads (%lld), got %lld", (long long)heads, (long long)padded);
 }
 
-nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc, nib_tensor **q_out) {
+nib_status nib_rope_insert_sized(nib_stream *stream, const nib_rope_insert_desc *given, size_t desc_bytes, nib_tensor **q_out) {
   if (q_out) *q_out = NULL;
-  nib_tensor *q = desc->q;
-  enum nib_operation operation = q ? NIB_OPERATION_ROPE_INSERT : NIB_OPERATION_KV_ROPE_INSERT;
+  enum nib_operation operation = given && given->q ? NIB_OPERATION_ROPE_INSERT : NIB_OPERATION_KV_ROPE_INSERT;
   struct nib_check c = nib_check_begin(stream, operation);
+  nib_rope_insert_desc own;
+  const nib_rope_insert_desc *desc = NIB_CHECK_DESC(&c, nib_rope_insert_desc, &own, given, desc_bytes);
+  if (!desc) return c.status;
+  nib_tensor *q = desc->q;
   const nib_tensor *kv = desc->kv, *slots = desc->slot_mapping, *positions = desc->positions, *table = desc->cos_sin_cache;
   if (q) {
     nib_check_tensor(&c, "q", q, NIB_BIT(NIB_BFLOAT16), 3, (int64_t[]){ -1, -1, NIB_MLA_DIM }, "[num_tokens, num_heads, 512]");

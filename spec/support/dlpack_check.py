@@ -28,7 +28,7 @@ lib = ctypes.CDLL(LIBRARY)
 void, integer = ctypes.c_void_p, ctypes.c_int64
 UNLIMITED = 2**63 - 1
 for name, result, *arguments in [
-    ("nib_runtime_create", ctypes.c_int, void, void), ("nib_runtime_close", None, void), ("nib_error", ctypes.c_char_p, void),
+    ("nib_runtime_create_sized", ctypes.c_int, void, ctypes.c_size_t, void), ("nib_runtime_close", None, void), ("nib_error", ctypes.c_char_p, void),
     ("nib_device_find", ctypes.c_int, void, ctypes.c_char_p, void), ("nib_device_default_stream", void, void),
     ("nib_stream_handle", void, void), ("nib_stream_synchronize", ctypes.c_int, void, integer),
     ("nib_tensor_create", ctypes.c_int, void, ctypes.c_int, ctypes.c_int32, void, void), ("nib_tensor_release", None, void),
@@ -59,7 +59,7 @@ class Error(Exception):
 class Runtime:
     def __init__(self):
         self.handle = void()
-        assert lib.nib_runtime_create(None, ctypes.byref(self.handle)) == 0
+        assert lib.nib_runtime_create_sized(None, 0, ctypes.byref(self.handle)) == 0
         self.device = void()
         self.check(lib.nib_device_find(self.handle, DEVICE.encode(), ctypes.byref(self.device)))
         self.stream = lib.nib_device_default_stream(self.device)
