@@ -125,8 +125,8 @@ typedef struct nib_config {
 NIB_API uint32_t nib_abi_version(void);
 NIB_API const char *nib_version(void);
 
-/* Creates a runtime. `config` may be NULL. Fails with INVALID (ABI version; the log is told
- * what else) or MEMORY; there is no message then. */
+/* Creates a runtime. `config` may be NULL. Fails with INVALID (another ABI version; else the log is told why) or MEMORY;
+ * there is no message then. */
 NIB_API nib_status nib_runtime_create_sized(const nib_config *config, size_t config_bytes, nib_runtime **out);
 static inline nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
   return nib_runtime_create_sized(config, sizeof *config, out);
