@@ -1,4 +1,4 @@
-/* Tensors in files: load, list, save. (tensor.c has tensor:save.) */
+/* Files: tensors in them (load, list, save; tensor.c has tensor:save), and texts of a script's own (create). */
 #include <string.h>
 
 #include "args.h"
@@ -141,4 +141,67 @@ static int save(lua_State *L) {
   return 1;
 }
 
-const luaL_Reg nib_lua_files[] = { { "load", load }, { "list", list }, { "save", save }, { NULL, NULL } };
+/* ---- Files of a script's own --------------------------------------------------------------------------------------------- */
+
+struct writer {
+  nib_writer *handle; /* NULL: closed */
+};
+
+static int writer_write(lua_State *L) {
+  const struct writer *writer = luaL_checkudata(L, 1, "nibble.writer");
+  if (!writer->handle) return nib_lua_argument_error(L, "writer:write", "self", "an open writer, got a closed one");
+  for (int i = 2; i <= lua_gettop(L); i++) {
+    size_t length;
+    if (lua_type(L, i) != LUA_TSTRING) return nib_lua_expected(L, "writer:write", "text", i, "a string");
+    const char *text = lua_tolstring(L, i, &length);
+    nib_status status = nib_writer_write(writer->handle, text, length);
+    if (status != NIB_OK) return push_failure(L, "writer:write", "", status);
+  }
+  lua_settop(L, 1);
+  return 1;
+}
+
+static nib_status end_writer(lua_State *L, bool keep) {
+  struct writer *writer = luaL_checkudata(L, 1, "nibble.writer");
+  nib_writer *handle = writer->handle;
+  writer->handle = NULL;
+  return nib_writer_close(handle, keep);
+}
+
+static int writer_close(lua_State *L) {
+  nib_status status = end_writer(L, true);
+  if (status != NIB_OK) return push_failure(L, "writer:close", "", status);
+  lua_pushboolean(L, true);
+  return 1;
+}
+
+/* A writer that an error has left behind may hold half of a text. */
+static int writer_leave(lua_State *L) {
+  nib_status status = end_writer(L, lua_isnil(L, 2));
+  return status == NIB_OK ? 0 : nib_lua_raise(L, "writer:close", status);
+}
+
+static int writer_gc(lua_State *L) {
+  end_writer(L, true);
+  return 0;
+}
+
+static int create(lua_State *L) {
+  static const luaL_Reg methods[] = { { "write", writer_write }, { "close", writer_close }, { "__close", writer_leave },
+                                      { "__gc", writer_gc },     { NULL, NULL } };
+  const char *path = nib_lua_text(L, "create", "path", 1);
+  nib_runtime *runtime = nib_lua_runtime(L, "create");
+  struct writer *writer = lua_newuserdatauv(L, sizeof *writer, 0);
+  writer->handle = NULL;
+  if (luaL_newmetatable(L, "nibble.writer")) {
+    lua_pushvalue(L, lua_upvalueindex(1));
+    luaL_setfuncs(L, methods, 1);
+    lua_pushvalue(L, -1);
+    lua_setfield(L, -2, "__index");
+  }
+  lua_setmetatable(L, -2);
+  nib_status status = nib_writer_create(runtime, path, &writer->handle);
+  return status == NIB_OK ? 1 : push_failure(L, "create", path, status);
+}
+
+const luaL_Reg nib_lua_files[] = { { "load", load }, { "list", list }, { "save", save }, { "create", create }, { NULL, NULL } };

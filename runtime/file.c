@@ -1,63 +1,293 @@
-/* Whole reads and writes of files, and what is said when they fail. */
-#define _POSIX_C_SOURCE 200809L
+/* Whole reads of files, files that take their place when they are whole, and what is said when either fails. */
+#define _GNU_SOURCE /* getrandom, realpath */
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
 
-nib_status nib_file_fail(nib_runtime *rt, const char *operation, const char *path, const char *doing) {
-  return nib_fail(rt, NIB_FILE, "%s: path: expected a file to %s, got %s for \"%.200s\"", operation, doing, strerror(errno), path);
+#define PIECE ((size_t)4 << 20) /* bytes between two looks at the clock */
+
+static nib_status fail(nib_runtime *rt, const char *operation, const char *path, const char *doing, int error) {
+  return nib_fail(rt, NIB_FILE, "%s: path: expected a file to %s, got %s for \"%.200s\"", operation, doing, strerror(error), path);
 }
 
-int nib_file_open(const char *path, uint64_t *bytes) {
+void nib_file_close(int file) {
+  if (file >= 0) close(file);
+}
+
+/* ---- Reading --------------------------------------------------------------------------------------------------------------- */
+
+nib_status nib_file_open(nib_runtime *rt, const char *operation, const char *path, int *out, uint64_t *bytes) {
   struct stat info;
+  *out = -1;
   int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of use for pipes alone, whose writer it would wait for */
-  if (file < 0) return -1;
-  errno = 0;
-  if (fstat(file, &info) == 0 && !S_ISREG(info.st_mode)) errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
-  if (errno) {
+  if (file < 0 || fstat(file, &info) != 0) {
+    nib_status status = fail(rt, operation, path, "read", errno);
     nib_file_close(file);
-    return -1;
+    return status;
   }
+  if (!S_ISREG(info.st_mode)) {
+    nib_file_close(file);
+    return nib_fail(rt, NIB_FILE, "%s: path: expected a regular file, got %s for \"%.200s\"", operation,
+                    S_ISDIR(info.st_mode) ? "a directory" : S_ISFIFO(info.st_mode) ? "a pipe" : "a device", path);
+  }
+  *out = file;
   *bytes = (uint64_t)info.st_size;
-  return file;
+  return NIB_OK;
 }
 
-bool nib_file_read(int file, void *data, size_t bytes, uint64_t offset) {
+nib_status nib_file_read(nib_runtime *rt, const char *operation, const char *path, int file, void *data, size_t bytes,
+                         uint64_t offset) {
   unsigned char *at = data;
   while (bytes > 0) {
-    ssize_t n = pread(file, at, bytes < (size_t)1 << 30 ? bytes : (size_t)1 << 30, (off_t)offset);
+    if (nib_is_late(rt)) return nib_fail_late(rt, operation);
+    ssize_t n = pread(file, at, bytes < PIECE ? bytes : PIECE, (off_t)offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n == 0) errno = EIO; /* it has become shorter */
-    if (n <= 0) return false;
+    if (n <= 0) return fail(rt, operation, path, "read", n == 0 ? EIO : errno); /* 0: it has become shorter */
     at += n;
     offset += (uint64_t)n;
     bytes -= (size_t)n;
   }
-  return true;
+  return NIB_OK;
 }
 
-int nib_file_create(const char *path) { return open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }
+/* ---- Writing --------------------------------------------------------------------------------------------------------------- */
 
-bool nib_file_write(int file, const void *data, size_t bytes) {
-  const unsigned char *at = data;
-  while (bytes > 0) {
-    ssize_t n = write(file, at, bytes < (size_t)1 << 30 ? bytes : (size_t)1 << 30);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    at += n;
-    bytes -= (size_t)n;
+struct nib_writer {
+  nib_runtime *rt;
+  const char *operation;
+  int file;
+  int error;         /* errno of the first failure; 0: none so far */
+  bool late;         /* it was the deadline */
+  bool waits;        /* for the reader of a pipe, or a device */
+  bool replaces;     /* a file that was there */
+  bool made;         /* an empty one, through a link that led nowhere */
+  char *path;        /* as given; the block's others follow it */
+  char *target;      /* where it leads */
+  char *temporary;   /* beside the target; "": it is written in place */
+  size_t bytes;      /* of the block */
+};
+
+#define NAME_ROOM 24 /* behind a target's name: ".0123456789abcdef.part" */
+
+/* The name of a file beside `target` that nobody can guess. */
+static void name_temporary(char *out, const char *target) {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    number = ((uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uint64_t)getpid() << 16) * 0x9E3779B97F4A7C15u;
   }
-  return true;
+  const char *slash = strrchr(target, '/');
+  size_t folder = slash ? (size_t)(slash + 1 - target) : 0, name = strlen(target + folder);
+  if (name > 200) name = 200; /* file systems allow 255 bytes */
+  sprintf(out, "%.*s.%016llx.part", (int)(folder + name), target, (unsigned long long)number);
 }
 
-bool nib_file_close(int file) {
-  int reason = errno;
-  if (file >= 0 && close(file) != 0) return false;
-  errno = reason; /* of what failed before */
-  return true;
+/* What must be written where it is: pipes, devices, and what a process has open (/dev/stdout, also where it is a regular file). */
+static bool is_in_place(const char *path) {
+  struct stat info;
+  return strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0 || (stat(path, &info) == 0 && !S_ISREG(info.st_mode));
+}
+
+/* The file that `path` leads to, there or not yet; errno. */
+static int resolve(struct nib_writer *w, const char *path, char *target) {
+  struct stat link;
+  if (*path == 0) return ENOENT;
+  if (strlen(path) >= PATH_MAX) return ENAMETOOLONG;
+  if (is_in_place(path)) {
+    strcpy(target, path);
+    return 0;
+  }
+  if (realpath(path, target)) return 0;
+  if (errno != ENOENT) return errno;
+  if (lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) { /* to a file that is not there yet */
+    int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0) return errno;
+    nib_file_close(file);
+    w->made = true;
+    return realpath(path, target) ? 0 : errno;
+  }
+  if (path[strlen(path) - 1] == '/') return EISDIR;
+  strcpy(target, path);
+  return 0;
+}
+
+/* A new file beside the target, with what the old one's owner and mode were; errno. */
+static int open_beside(struct nib_writer *w, const struct stat *old) {
+  if (w->replaces && faccessat(AT_FDCWD, w->target, W_OK, AT_EACCESS) != 0) return errno;
+  do {
+    name_temporary(w->temporary, w->target);
+    w->file = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  } while (w->file < 0 && errno == EEXIST);
+  if (w->file < 0) {
+    int error = errno;
+    *w->temporary = 0;
+    return error;
+  }
+  if (!w->replaces) return 0;
+  if (old->st_uid != geteuid() || old->st_gid != getegid())
+    if (fchown(w->file, old->st_uid, old->st_gid) != 0) errno = 0; /* as far as we may */
+  fchmod(w->file, old->st_mode & 07777);
+  return 0;
+}
+
+/* Pipes, devices, and files in folders that take no new ones; errno. Waits for a pipe's reader. */
+static int open_in_place(struct nib_writer *w, const char *path, bool pipe) {
+  for (;;) {
+    w->file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (w->file >= 0) return 0;
+    if (!pipe || errno != ENXIO) return errno;
+    w->late = nib_is_late(w->rt);
+    if (w->late) return ETIMEDOUT;
+    if (nanosleep(&(struct timespec){ .tv_nsec = 500000 }, NULL) != 0) return errno; /* Ctrl-C is not to wait for a reader */
+  }
+}
+
+static int open_writer(struct nib_writer *w, const char *path, const char *target) {
+  struct stat info;
+  bool there = stat(target, &info) == 0;
+  if (there && S_ISDIR(info.st_mode)) return EISDIR;
+  w->waits = there && !S_ISREG(info.st_mode);
+  w->replaces = there && !w->made;
+  if (!is_in_place(path)) {
+    int error = open_beside(w, &info);
+    if (error != EACCES && error != EPERM && error != EROFS) return error;
+    if (!there || faccessat(AT_FDCWD, target, W_OK, AT_EACCESS) != 0) return error;
+  }
+  return open_in_place(w, path, there && S_ISFIFO(info.st_mode));
+}
+
+static nib_status fail_writer(const struct nib_writer *w) {
+  return w->late ? nib_fail_late(w->rt, w->operation) : fail(w->rt, w->operation, w->path, "write", w->error);
+}
+
+/* Closes it, forgets what is not to stay, and frees the writer. */
+static void drop(struct nib_writer *w) {
+  nib_runtime *rt = w->rt;
+  nib_file_close(w->file);
+  if (*w->temporary) unlink(w->temporary);
+  if (w->made) unlink(w->target);
+  nib_free(rt, w, w->bytes);
+}
+
+nib_status nib_writer_open(nib_runtime *rt, const char *operation, const char *path, nib_writer **out) {
+  char target[PATH_MAX];
+  struct nib_writer found = { .rt = rt, .operation = operation, .file = -1, .path = (char *)path };
+  *out = NULL;
+  found.error = resolve(&found, path, target);
+  if (found.error) return fail_writer(&found);
+  size_t path_bytes = strlen(path) + 1, target_bytes = strlen(target) + 1;
+  size_t bytes = sizeof found + path_bytes + 2 * target_bytes + NAME_ROOM;
+  struct nib_writer *w = nib_allocate(rt, bytes);
+  if (!w) {
+    if (found.made) unlink(target);
+    return nib_fail_memory(rt, operation, bytes);
+  }
+  *w = found;
+  w->bytes = bytes;
+  w->path = memcpy(w + 1, path, path_bytes);
+  w->target = memcpy(w->path + path_bytes, target, target_bytes);
+  w->temporary = w->target + target_bytes;
+  *w->temporary = 0;
+  w->error = open_writer(w, w->path, w->target);
+  if (w->error) {
+    nib_status status = fail_writer(w);
+    drop(w);
+    return status;
+  }
+  *out = w;
+  return NIB_OK;
+}
+
+nib_status nib_writer_create(nib_runtime *rt, const char *path, nib_writer **out) {
+  *out = NULL;
+  nib_status status = nib_enter(rt);
+  if (status == NIB_OK) status = nib_writer_open(rt, "create", path, out);
+  if (status == NIB_OK) nib_handle_added(rt);
+  return status;
+}
+
+/* write, but a reader that went away or a limit of the process's is an error alone, and no signal to the host; errno. */
+static ssize_t write_quietly(int file, const void *data, size_t bytes) {
+  sigset_t ours, before, pending;
+  sigemptyset(&ours);
+  sigaddset(&ours, SIGPIPE);
+  sigaddset(&ours, SIGXFSZ);
+  sigpending(&pending);
+  pthread_sigmask(SIG_BLOCK, &ours, &before);
+  ssize_t n = write(file, data, bytes);
+  int error = errno, number = n < 0 && error == EPIPE ? SIGPIPE : n < 0 && error == EFBIG ? SIGXFSZ : 0;
+  if (number && !sigismember(&pending, number)) {
+    sigemptyset(&ours);
+    sigaddset(&ours, number);
+    sigtimedwait(&ours, NULL, &(struct timespec){ 0 });
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  errno = error;
+  return n;
+}
+
+nib_status nib_writer_put(nib_writer *w, const void *data, size_t bytes) {
+  const unsigned char *at = data;
+  while (bytes > 0 && w->error == 0) {
+    w->late = nib_is_late(w->rt);
+    ssize_t n = w->late ? 0 : write_quietly(w->file, at, bytes < PIECE ? bytes : PIECE);
+    if (n > 0) {
+      at += n;
+      bytes -= (size_t)n;
+    } else if (w->late) {
+      w->error = ETIMEDOUT;
+    } else if (n < 0 && errno == EAGAIN) { /* the reader is behind */
+      if (poll(&(struct pollfd){ .fd = w->file, .events = POLLOUT }, 1, 1) < 0) w->error = errno;
+    } else if (n == 0 || errno != EINTR || w->waits) {
+      w->error = n == 0 ? EIO : errno;
+    }
+  }
+  return w->error ? fail_writer(w) : NIB_OK;
+}
+
+nib_status nib_writer_write(nib_writer *w, const void *data, size_t bytes) {
+  nib_status status = nib_enter(w->rt);
+  return status == NIB_OK ? nib_writer_put(w, data, bytes) : status;
+}
+
+nib_status nib_writer_end(nib_writer *w, bool keep) {
+  if (keep && w->error == 0) {
+    /* What is replaced must not be lost to a disk that turns out to be full, or to a power cut. */
+    if (*w->temporary && w->replaces && fsync(w->file) != 0 && errno != EINVAL && errno != ENOTSUP) w->error = errno;
+    int file = w->file;
+    w->file = -1;
+    if (close(file) != 0 && errno != EINTR && w->error == 0) w->error = errno;
+    if (*w->temporary && w->error == 0) {
+      if (rename(w->temporary, w->target) == 0)
+        *w->temporary = 0;
+      else
+        w->error = errno;
+    }
+    if (w->error == 0) w->made = false;
+  }
+  nib_status status = keep && w->error ? fail_writer(w) : NIB_OK;
+  drop(w);
+  return status;
+}
+
+nib_status nib_writer_close(nib_writer *w, bool keep) {
+  if (!w) return NIB_OK;
+  nib_runtime *rt = w->rt;
+  if (nib_is_forked(rt)) return nib_enter(rt); /* the file is the parent's to end */
+  nib_status status = nib_writer_end(w, keep);
+  nib_handle_removed(rt);
+  return status;
 }

@@ -73,21 +73,11 @@ struct nib_tensor {
   int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
 };
 
-/* Bytes of operands that a stream's work up to a ticket has, beyond the load before it. */
-#define NIB_LOADS 32
-struct nib_load {
-  uint64_t ticket, bytes;
-};
-
 struct nib_stream {
   nib_device *device;
   nib_stream *next; /* all streams of the device */
   uint64_t id;
   uint64_t submitted; /* ticket of the last work */
-  uint64_t marked;    /* what it was at nib_mark_work */
-  uint64_t dropped;   /* ticket of the first work that nib_drop_work has dropped; 0: none */
-  struct nib_load loads[NIB_LOADS]; /* that were not done when last looked at, where the config has a limit */
-  int32_t load_count;
   int32_t priority;
   bool released; /* free to be handed out again once its work is done */
   bool wrapped;  /* around a handle of the host's, which is the host's alone again after the release */
@@ -140,7 +130,6 @@ struct nib_plan {
   int32_t pin_count, pin_capacity;
   unsigned char *marks; /* scratch of a walk over the nodes */
   int32_t mark_capacity;
-  uint64_t operand_bytes;
   int32_t *order; /* the CPU device's order of execution */
   void *impl;     /* the device's */
 };
@@ -169,7 +158,6 @@ struct nib_device {
   struct nib_deferred *limbo; /* gone, but still used by queued work */
   struct nib_deferred *seen;  /* the same, looked at since limbo was last empty */
   struct nib_fault *fault; /* in memory that kernels reach */
-  uint64_t queued_bytes; /* of all streams' loads */
   nib_memory_info memory;
 };
 
@@ -295,6 +283,8 @@ void nib_exports_take_back(nib_runtime *rt); /* those that came back on other th
 /* A tensor of checked shape and strides (NULL: compact) on a storage of its own. */
 nib_status nib_tensor_on(nib_device *device, const struct nib_origin *origin, nib_dtype dtype, int32_t ndim, const int64_t *shape,
                          const int64_t *stride, nib_tensor **out);
+/* Whether the sizes' product in bytes stays below 2^62 (a size of 0 counts as 1). */
+bool nib_shape_fits(size_t item, int32_t ndim, const int64_t *shape);
 /* Sizes that are not negative and whose product in bytes stays below 2^62, whatever order they are multiplied in. */
 nib_status nib_check_dtype(nib_runtime *rt, const char *operation, nib_dtype dtype);
 nib_status nib_check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
@@ -329,12 +319,6 @@ nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_
 /* Waits for the CPU's work on pinned memory, and for no GPU's. */
 nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64_t timeout_us);
 
-/* ---- queued.c ---- */
-uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t access_count); /* added to those before */
-/* Where the config limits what is queued: waits (until the deadline) for room for work of so many bytes, and counts it. */
-nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t bytes);
-void nib_queued_add(nib_stream *stream, uint64_t bytes);
-
 /* ---- observe.c ---- */
 /* Tells the observer, if there is one. */
 void nib_tell(nib_runtime *rt, const nib_observation *observation) __attribute__((cold));
@@ -357,13 +341,17 @@ void nib_module_retain(nib_module *module);
 void nib_modules_close(nib_device *device); /* unloads what hosts still hold: they can do no more than release it */
 struct nib_uses *nib_module_uses(nib_module *module);
 
-/* ---- file.c ---- (they leave the reason of a failure in errno) */
-nib_status nib_file_fail(nib_runtime *rt, const char *operation, const char *path, const char *doing);
-int nib_file_open(const char *path, uint64_t *bytes); /* a regular file, to read; -1 */
-int nib_file_create(const char *path);
-bool nib_file_read(int file, void *data, size_t bytes, uint64_t offset);
-bool nib_file_write(int file, const void *data, size_t bytes);
-bool nib_file_close(int file); /* -1 is allowed; keeps errno when it succeeds */
+/* ---- file.c ---- */
+/* A regular file to read, and its size. */
+nib_status nib_file_open(nib_runtime *rt, const char *operation, const char *path, int *file, uint64_t *bytes);
+/* All of the bytes, in pieces between which the deadline is seen. */
+nib_status nib_file_read(nib_runtime *rt, const char *operation, const char *path, int file, void *data, size_t bytes,
+                         uint64_t offset);
+void nib_file_close(int file); /* -1 is allowed */
+/* nib_writer_create, _write and _close for other operations. `end` frees the writer. */
+nib_status nib_writer_open(nib_runtime *rt, const char *operation, const char *path, nib_writer **out);
+nib_status nib_writer_put(nib_writer *writer, const void *data, size_t bytes);
+nib_status nib_writer_end(nib_writer *writer, bool keep);
 
 /* ---- npy.c ---- */
 void nib_round_f64(unsigned char *data, size_t count); /* float64 to float32, in place: the result is half as long */

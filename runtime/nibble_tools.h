@@ -155,6 +155,18 @@ NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *us
 NIB_API nib_status nib_peek(nib_runtime *runtime, uint64_t storage, nib_dtype dtype, int64_t offset_bytes, int32_t ndim,
                             const int64_t *shape, const int64_t *stride, void *data, size_t bytes);
 
+/* ---- Files of your own ---------------------------------------------------------------------------------------------- */
+
+typedef struct nib_writer nib_writer;
+
+/* A file that takes its place when it is whole, as nibble.h says of saving. FILE when it cannot be made. */
+NIB_API nib_status nib_writer_create(nib_runtime *runtime, const char *path, nib_writer **out);
+/* After a write that failed, all others fail, and the file is not kept. */
+NIB_API nib_status nib_writer_write(nib_writer *writer, const void *data, size_t bytes);
+/* Frees the writer. keep: puts the file in its place, and fails when that, or a write before, did not succeed; otherwise what was
+ * there stays. Also on a runtime that is closed; in a child process after fork it does nothing. */
+NIB_API nib_status nib_writer_close(nib_writer *writer, bool keep);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,12 +4,16 @@
 
 #include "backend.h"
 
+#define MOST_HEADER_BYTES (1 << 20)
+
 static const unsigned char magic[6] = { 0x93, 'N', 'U', 'M', 'P', 'Y' };
 
 /* ---- The header ---------------------------------------------------------------------------------------------------------- */
 
 struct header {
-  nib_dtype dtype;
+  nib_dtype dtype; /* NIB_DTYPE_NONE: `as` has to say it */
+  int32_t item;    /* bytes of an element in the file */
+  char code[3];
   bool is_f8; /* float64 elements, to be rounded to float32 */
   bool fortran_order;
   int32_t ndim;
@@ -69,19 +73,24 @@ static void parse_descr(struct parser *p, struct header *h) {
   static const struct {
     const char *code;
     nib_dtype dtype;
-  } codes[] = { { "f4", NIB_FLOAT32 }, { "f2", NIB_FLOAT16 }, { "f8", NIB_FLOAT32 }, { "u1", NIB_UINT8 }, { "i1", NIB_INT8 },
-                { "u2", NIB_UINT16 },  { "i4", NIB_INT32 },   { "i8", NIB_INT64 } };
+  } codes[] = { { "f4", NIB_FLOAT32 },    { "f2", NIB_FLOAT16 },    { "f8", NIB_FLOAT32 },    { "u1", NIB_UINT8 },
+                { "i1", NIB_INT8 },       { "u2", NIB_UINT16 },     { "i4", NIB_INT32 },      { "i8", NIB_INT64 },
+                { "b1", NIB_UINT8 },      { "i2", NIB_DTYPE_NONE }, { "u4", NIB_DTYPE_NONE }, { "u8", NIB_DTYPE_NONE },
+                { "c8", NIB_DTYPE_NONE }, { "V1", NIB_DTYPE_NONE }, { "V2", NIB_DTYPE_NONE }, { "V4", NIB_DTYPE_NONE },
+                { "V8", NIB_DTYPE_NONE } };
   const char *text = NULL;
   size_t length = parse_string(p, &text);
   if (p->status != NIB_OK) return;
-  bool order = length == 3 && (text[0] == '<' || text[0] == '=' || (text[0] == '|' && text[2] == '1'));
+  bool order = length == 3 && (text[0] == '<' || text[0] == '=' || (text[0] == '|' && (text[2] == '1' || text[1] == 'V')));
   for (size_t i = 0; order && i < sizeof codes / sizeof *codes; i++)
     if (memcmp(text + 1, codes[i].code, 2) == 0) {
       h->dtype = codes[i].dtype;
+      h->item = text[2] - '0';
+      memcpy(h->code, codes[i].code, sizeof h->code);
       h->is_f8 = text[1] == 'f' && text[2] == '8';
       return;
     }
-  damaged(p, "descr to be one of f4 f2 f8 u1 i1 u2 i4 i8, little endian,", text, length);
+  damaged(p, "descr to be one of f4 f2 f8 u1 i1 u2 i4 i8 b1, or (with a dtype) i2 u4 u8 c8 V1 V2 V4 V8, little endian,", text, length);
 }
 
 static void parse_shape(struct parser *p, struct header *h) {
@@ -143,16 +152,81 @@ void nib_round_f64(unsigned char *data, size_t count) {
   }
 }
 
-/* The first dimension varies fastest in the file: the tensor is the compact one of the reversed shape, permuted and copied. */
-static nib_status load_fortran(nib_stream *stream, const struct header *h, const void *data, size_t bytes, nib_tensor **out) {
-  int64_t shape[NIB_MAX_NDIM], dims[NIB_MAX_NDIM];
+/* What a file's first 12 bytes (`have`, where it is shorter) say: where the dictionary begins and the elements do. */
+static nib_status find_header(nib_runtime *rt, const unsigned char *data, size_t have, uint64_t size, size_t *start, size_t *elements) {
+  if (have < 10 || memcmp(data, magic, sizeof magic) != 0)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected a .npy file, got one that does not begin like it");
+  if (data[6] < 1 || data[6] > 3)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected .npy version 1, 2 or 3, got %d.%d", data[6], data[7]);
+  size_t length = data[8] | (size_t)data[9] << 8;
+  *start = data[6] == 1 ? 10 : 12;
+  if (data[6] > 1 && have >= 12) length |= (size_t)data[10] << 16 | (size_t)data[11] << 24;
+  if (size < *start || size - *start < length)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected a header of %zu bytes, got the end of the file after %llu", length,
+                    (unsigned long long)size);
+  if (length > MOST_HEADER_BYTES)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected a .npy header of at most 1 MiB, got %zu bytes", length);
+  *elements = *start + length;
+  return NIB_OK;
+}
+
+/* The dictionary, and that `bytes` bytes of elements are what it says, in the dtype that they are to have. */
+static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t length, uint64_t bytes, nib_dtype as, struct header *h) {
+  struct parser p = { rt, (const char *)text, (const char *)text + length, NIB_OK };
+  parse_header(&p, h);
+  skip_space(&p);
+  if (p.status == NIB_OK && p.at != p.end) damaged(&p, "nothing after the dictionary", p.at, (size_t)(p.end - p.at));
+  if (p.status != NIB_OK) return p.status;
+
+  uint64_t item = (uint64_t)h->item, most = bytes / item, count = 1;
   for (int32_t i = 0; i < h->ndim; i++) {
-    shape[i] = h->shape[h->ndim - 1 - i];
-    dims[i] = h->ndim - 1 - i;
+    if (h->shape[i] == 0) count = 0;
+    if (count > 0 && (uint64_t)h->shape[i] > most / count)
+      count = most + 1; /* too many, without overflow */
+    else
+      count *= (uint64_t)h->shape[i];
   }
-  nib_tensor *raw = NULL, *view = NULL, *result = NULL;
-  nib_status status = nib_tensor_create(stream->device, h->dtype, h->ndim, shape, &raw);
-  if (status == NIB_OK) status = nib_tensor_write(stream, raw, data, bytes);
+  if (!nib_shape_fits((size_t)item, h->ndim, h->shape))
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected a shape of less than 2^62 bytes in the .npy header, got a larger one");
+  if (count > most || count * item != bytes)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected as many bytes of elements as the header's shape needs, got %llu",
+                    (unsigned long long)bytes);
+  if (as != NIB_DTYPE_NONE) {
+    if (h->is_f8 || nib_dtype_bytes(as) != item)
+      return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s",
+                      h->is_f8 ? "float64" : h->dtype == NIB_DTYPE_NONE ? h->code : nib_dtype_name(h->dtype), nib_dtype_name(as));
+    h->dtype = as;
+  }
+  if (h->dtype == NIB_DTYPE_NONE)
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected elements that a tensor can hold, or a dtype that says what they are, got %s", h->code);
+  return NIB_OK;
+}
+
+/* The elements into `raw`, a compact tensor of them in the file's order. `data` may be changed. */
+static nib_status fill(nib_stream *stream, const struct header *h, nib_tensor *raw, unsigned char *data, size_t bytes) {
+  if (h->is_f8) {
+    nib_round_f64(data, bytes / 8);
+    bytes /= 2;
+  }
+  return nib_tensor_write(stream, raw, data, bytes);
+}
+
+/* The tensor that `fill` is to fill: in Fortran order the first dimension varies fastest in the file. */
+static nib_status create_raw(nib_stream *stream, const struct header *h, nib_tensor **raw) {
+  int64_t shape[NIB_MAX_NDIM];
+  for (int32_t i = 0; i < h->ndim; i++) shape[i] = h->shape[h->fortran_order ? h->ndim - 1 - i : i];
+  return nib_tensor_create(stream->device, h->dtype, h->ndim, shape, raw);
+}
+
+/* `raw`, filled, as the tensor that the header tells of. Takes `raw`. */
+static nib_status finish(nib_stream *stream, const struct header *h, nib_tensor *raw, nib_status status, nib_tensor **out) {
+  if (status == NIB_OK && (!h->fortran_order || h->ndim < 2)) {
+    *out = raw;
+    return NIB_OK;
+  }
+  int64_t dims[NIB_MAX_NDIM];
+  nib_tensor *view = NULL, *result = NULL;
+  for (int32_t i = 0; i < h->ndim; i++) dims[i] = h->ndim - 1 - i;
   if (status == NIB_OK) status = nib_tensor_permute(raw, h->ndim, dims, &view);
   if (status == NIB_OK) status = nib_tensor_create(stream->device, h->dtype, h->ndim, h->shape, &result);
   if (status == NIB_OK) status = nib_tensor_copy(stream, result, view);
@@ -165,90 +239,69 @@ static nib_status load_fortran(nib_stream *stream, const struct header *h, const
   return status;
 }
 
-/* `data` may be changed. */
-static nib_status load(nib_stream *stream, unsigned char *data, size_t bytes, nib_dtype as, nib_tensor **out) {
-  nib_runtime *rt = stream->device->runtime;
-  if (bytes < 10 || memcmp(data, magic, sizeof magic) != 0)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected a .npy file, got one that does not begin like it");
-  if (data[6] < 1 || data[6] > 3)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected .npy version 1, 2 or 3, got %d.%d", data[6], data[7]);
-  size_t start = data[6] == 1 ? 10 : 12, length = data[8] | (size_t)data[9] << 8;
-  if (data[6] > 1 && bytes >= 12) length |= (size_t)data[10] << 16 | (size_t)data[11] << 24;
-  if (bytes < start || bytes - start < length)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected a header of %zu bytes, got the end of the file after %zu", length, bytes);
-  struct header h = { 0 };
-  struct parser p = { rt, (const char *)data + start, (const char *)data + start + length, NIB_OK };
-  parse_header(&p, &h);
-  skip_space(&p);
-  if (p.status == NIB_OK && p.at != p.end) damaged(&p, "nothing after the dictionary", p.at, (size_t)(p.end - p.at));
-  if (p.status != NIB_OK) return p.status;
-
-  size_t item = h.is_f8 ? 8 : nib_dtype_bytes(h.dtype), have = bytes - start - length, count = 1;
-  for (int32_t i = 0; i < h.ndim; i++) {
-    if (h.shape[i] == 0) count = 0;
-    if (count > 0 && (uint64_t)h.shape[i] > have / item / count) count = have / item + 1; /* too many, without overflow */
-    else count *= (size_t)h.shape[i];
-  }
-  if (count > have / item || count * item != have)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected as many bytes of elements as the header's shape needs, got %zu", have);
-  unsigned char *elements = data + start + length;
-  if (as != NIB_DTYPE_NONE) {
-    if (h.is_f8 || nib_dtype_bytes(as) != nib_dtype_bytes(h.dtype))
-      return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s",
-                      h.is_f8 ? "float64" : nib_dtype_name(h.dtype), nib_dtype_name(as));
-    h.dtype = as;
-  }
-  if (h.is_f8) nib_round_f64(elements, count);
-  size_t size = count * nib_dtype_bytes(h.dtype);
-  if (h.fortran_order && h.ndim > 1) return load_fortran(stream, &h, elements, size, out);
-  nib_status status = nib_tensor_create(stream->device, h.dtype, h.ndim, h.shape, out);
-  if (status != NIB_OK) return status;
-  status = nib_tensor_write(stream, *out, elements, size);
-  if (status != NIB_OK) {
-    nib_tensor_release(*out);
-    *out = NULL;
-  }
-  return status;
-}
-
 static nib_status check_load(nib_stream *stream, nib_dtype as) {
   nib_status status = nib_check_stream(stream, "load");
   if (status == NIB_OK) status = nib_check_not_capturing(stream->device, "load");
-  if (status == NIB_OK && as != NIB_DTYPE_NONE) status = nib_check_dtype(stream->device->runtime, "load", as);
-  return status;
+  return status == NIB_OK && as != NIB_DTYPE_NONE ? nib_check_dtype(stream->device->runtime, "load", as) : status;
 }
 
 nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib_dtype as, nib_tensor **out) {
   nib_runtime *rt = stream->device->runtime;
+  struct header h = { 0 };
+  size_t start = 0, elements = 0;
   *out = NULL;
   nib_status status = check_load(stream, as);
+  if (status == NIB_OK) status = find_header(rt, data, bytes, bytes, &start, &elements);
+  if (status == NIB_OK) status = read_header(rt, (const unsigned char *)data + start, elements - start, bytes - elements, as, &h);
   if (status != NIB_OK) return status;
-  void *copy = nib_allocate(rt, bytes + 1);
-  if (!copy) return nib_fail_memory(rt, "load", bytes);
-  if (bytes) memcpy(copy, data, bytes);
-  status = load(stream, copy, bytes, as, out);
-  nib_free(rt, copy, bytes + 1);
+  size_t size = bytes - elements;
+  nib_tensor *raw = NULL;
+  unsigned char *copy = nib_allocate(rt, size + 1);
+  if (!copy) return nib_fail_memory(rt, "load", size);
+  memcpy(copy, (const unsigned char *)data + elements, size);
+  status = create_raw(stream, &h, &raw);
+  if (status == NIB_OK) status = finish(stream, &h, raw, fill(stream, &h, raw, copy, size), out);
+  nib_free(rt, copy, size + 1);
+  return status;
+}
+
+/* The header of an open file. */
+static nib_status open_npy(nib_runtime *rt, const char *path, int file, uint64_t size, nib_dtype as, struct header *h, size_t *elements) {
+  unsigned char first[12] = { 0 };
+  size_t have = size < sizeof first ? (size_t)size : sizeof first, start = 0;
+  nib_status status = nib_file_read(rt, "load", path, file, first, have, 0);
+  if (status == NIB_OK) status = find_header(rt, first, have, size, &start, elements);
+  if (status != NIB_OK) return status;
+  size_t length = *elements - start;
+  unsigned char *text = nib_allocate(rt, length + 1);
+  if (!text) return nib_fail_memory(rt, "load", length);
+  status = nib_file_read(rt, "load", path, file, text, length, start);
+  if (status == NIB_OK) status = read_header(rt, text, length, size - *elements, as, h);
+  nib_free(rt, text, length + 1);
   return status;
 }
 
 nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_tensor **out) {
   nib_runtime *rt = stream->device->runtime;
+  struct header h = { 0 };
+  uint64_t size = 0;
+  size_t elements = 0;
+  int file = -1;
+  nib_tensor *raw = NULL;
   *out = NULL;
   nib_status status = check_load(stream, as);
-  if (status != NIB_OK) return status;
-  uint64_t size = 0;
-  int file = nib_file_open(path, &size);
-  if (file < 0) return nib_file_fail(rt, "load", path, "read");
-  size_t bytes = (size_t)size;
-  unsigned char *data = nib_allocate(rt, bytes + 1);
-  if (!data)
-    status = nib_fail_memory(rt, "load", bytes);
-  else if (!nib_file_read(file, data, bytes, 0))
-    status = nib_file_fail(rt, "load", path, "read");
-  else
-    status = load(stream, data, bytes, as, out);
+  if (status == NIB_OK) status = nib_file_open(rt, "load", path, &file, &size);
+  if (status == NIB_OK) status = open_npy(rt, path, file, size, as, &h, &elements);
+  if (status == NIB_OK) status = create_raw(stream, &h, &raw); /* before the elements: it has a cap */
+  if (status == NIB_OK) {
+    size_t bytes = (size_t)(size - elements);
+    unsigned char *data = nib_allocate(rt, bytes + 1);
+    status = data ? nib_file_read(rt, "load", path, file, data, bytes, elements) : nib_fail_memory(rt, "load", bytes);
+    if (status == NIB_OK) status = fill(stream, &h, raw, data, bytes);
+    status = finish(stream, &h, raw, status, out);
+    nib_free(rt, data, bytes + 1);
+  }
   nib_file_close(file);
-  nib_free(rt, data, bytes + 1);
   return status;
 }
 
@@ -287,9 +340,12 @@ nib_status nib_npy_save(nib_tensor *tensor, const char *path) {
   if (!data) return nib_fail_memory(rt, "tensor:save", bytes);
   status = nib_tensor_read(tensor, data, bytes, NIB_UNLIMITED);
   if (status == NIB_OK) {
-    int file = nib_file_create(path);
-    bool written = file >= 0 && nib_file_write(file, header, header_bytes) && nib_file_write(file, data, bytes);
-    if (!nib_file_close(file) || !written) status = nib_file_fail(rt, "tensor:save", path, "write");
+    nib_writer *writer;
+    status = nib_writer_open(rt, "tensor:save", path, &writer);
+    if (status == NIB_OK) {
+      if (nib_writer_put(writer, header, header_bytes) == NIB_OK) nib_writer_put(writer, data, bytes);
+      status = nib_writer_end(writer, true);
+    }
   }
   nib_free(rt, data, bytes + 1);
   return status;

@@ -305,6 +305,7 @@ static nib_safetensors_entry *add_entry(nib_safetensors *f) {
 static nib_status parse_header(nib_safetensors *f) {
   struct parser p = { f->rt, f->header, f->header, f->header + f->header_bytes, NIB_OK };
   bool has_metadata = false;
+  if (p.at == p.end || *p.at != '{') damaged(&p, "{ at once"); /* the format pads behind the object alone */
   expect(&p, '{');
   if (!accept(&p, '}')) {
     do {
@@ -340,7 +341,7 @@ static nib_status parse_header(nib_safetensors *f) {
 static bool is_filled(const nib_safetensors_entry *entry, int bits) {
   uint64_t most = entry->bytes * 8 / (uint64_t)bits, count = 1;
   for (int32_t i = 0; i < entry->ndim; i++)
-    if (entry->shape[i] == 0) return entry->bytes == 0;
+    if (entry->shape[i] == 0) return entry->bytes == 0 && nib_shape_fits(bits < 8 ? 1 : (size_t)bits / 8, entry->ndim, entry->shape);
   for (int32_t i = 0; i < entry->ndim; i++) {
     if ((uint64_t)entry->shape[i] > most / count) return false;
     count *= (uint64_t)entry->shape[i];
@@ -377,10 +378,11 @@ static nib_status check_entries(nib_safetensors *f, uint64_t bytes) {
 static nib_status open_file(nib_safetensors *f, const char *path) {
   uint64_t size = 0, length = 0;
   unsigned char prefix[8];
-  f->file = nib_file_open(path, &size);
-  if (f->file < 0) return nib_file_fail(f->rt, "load", path, "read");
+  nib_status status = nib_file_open(f->rt, "load", path, &f->file, &size);
+  if (status != NIB_OK) return status;
   if (size < 8) return nib_fail(f->rt, NIB_FORMAT, "load: file: expected a safetensors file, got %d bytes", (int)size);
-  if (!nib_file_read(f->file, prefix, 8, 0)) return nib_file_fail(f->rt, "load", path, "read");
+  status = nib_file_read(f->rt, "load", path, f->file, prefix, 8, 0);
+  if (status != NIB_OK) return status;
   for (int i = 7; i >= 0; i--) length = length << 8 | prefix[i];
   if (length > NIB_MOST_HEADER_BYTES || length > size - 8)
     return nib_fail(f->rt, NIB_FORMAT, "load: file: expected a safetensors header inside the file, at most 100 MiB, got %llu bytes",
@@ -388,9 +390,9 @@ static nib_status open_file(nib_safetensors *f, const char *path) {
   f->header = nib_allocate(f->rt, (size_t)length + 1);
   if (!f->header) return nib_fail_memory(f->rt, "load", (size_t)length);
   f->header_bytes = (size_t)length;
-  if (!nib_file_read(f->file, f->header, f->header_bytes, 8)) return nib_file_fail(f->rt, "load", path, "read");
-  nib_status status = parse_header(f);
-  return status != NIB_OK ? status : check_entries(f, size - 8 - length);
+  status = nib_file_read(f->rt, "load", path, f->file, f->header, f->header_bytes, 8);
+  if (status == NIB_OK) status = parse_header(f);
+  return status == NIB_OK ? check_entries(f, size - 8 - length) : status;
 }
 
 static void destroy(nib_safetensors *f) {
@@ -476,15 +478,15 @@ nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file,
   else if (as != NIB_DTYPE_NONE && (rounds || nib_dtype_bytes(as) * 8 != (size_t)stored->bits))
     return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s", stored->name,
                     nib_dtype_name(as));
-  unsigned char *data = nib_allocate(rt, (size_t)entry->bytes + 1);
-  if (!data) return nib_fail_memory(rt, "load", (size_t)entry->bytes);
+  status = nib_tensor_create(stream->device, dtype, entry->ndim, shape, out); /* before the elements: it has a cap */
+  if (status != NIB_OK) return status;
   size_t bytes = (size_t)entry->bytes;
-  if (!nib_file_read(file->file, data, bytes, entry->offset)) status = nib_file_fail(rt, "load", entry->name, "read");
-  if (rounds) {
+  unsigned char *data = nib_allocate(rt, bytes + 1);
+  status = data ? nib_file_read(rt, "load", entry->name, file->file, data, bytes, entry->offset) : nib_fail_memory(rt, "load", bytes);
+  if (status == NIB_OK && rounds) {
     nib_round_f64(data, bytes / 8);
     bytes /= 2;
   }
-  if (status == NIB_OK) status = nib_tensor_create(stream->device, dtype, entry->ndim, shape, out);
   if (status == NIB_OK) status = nib_tensor_write(stream, *out, data, bytes);
   if (status != NIB_OK) {
     nib_tensor_release(*out);

@@ -71,18 +71,17 @@ static nib_status save_check(nib_runtime *rt, int32_t count, const char *const *
     if (nib_tensor_runtime(tensors[i]) != rt)
       return nib_fail(rt, NIB_INVALID, "save: tensors: expected tensors of one runtime, got \"%.100s\" of another", names[i]);
     nib_status status = nib_check_not_capturing(nib_tensor_dev(tensors[i]), "save");
-    if (status == NIB_OK) /* whose report comes before a file of that name is emptied */
-      status = nib_tensor_wait(tensors[i], NIB_UNLIMITED);
+    if (status == NIB_OK) status = nib_tensor_wait(tensors[i], NIB_UNLIMITED); /* whose report comes before there is a file */
     if (status != NIB_OK) return status;
   }
   return NIB_OK;
 }
 
-static nib_status save_tensor(nib_runtime *rt, int file, const char *path, nib_tensor *tensor, size_t bytes) {
+static nib_status save_tensor(nib_runtime *rt, nib_writer *writer, nib_tensor *tensor, size_t bytes) {
   void *data = nib_allocate(rt, bytes + 1);
   if (!data) return nib_fail_memory(rt, "save", bytes);
   nib_status status = nib_tensor_read(tensor, data, bytes, NIB_UNLIMITED);
-  if (status == NIB_OK && !nib_file_write(file, data, bytes)) status = nib_file_fail(rt, "save", path, "write");
+  if (status == NIB_OK) status = nib_writer_put(writer, data, bytes);
   nib_free(rt, data, bytes + 1);
   return status;
 }
@@ -113,11 +112,15 @@ static nib_status save(nib_runtime *rt, const char *path, int32_t count, const c
   for (int i = 0; i < 8; i++) header.data[i] = (char)((uint64_t)length >> 8 * i & 0xFF);
   put_header(&header, entries, count);
 
-  int file = nib_file_create(path);
-  if (file < 0 || !nib_file_write(file, header.data, length + 8)) status = nib_file_fail(rt, "save", path, "write");
-  for (int32_t i = 0; i < count && status == NIB_OK; i++)
-    status = save_tensor(rt, file, path, tensors[entries[i].offset], (size_t)entries[i].bytes);
-  if (!nib_file_close(file) && status == NIB_OK) status = nib_file_fail(rt, "save", path, "write");
+  nib_writer *writer;
+  status = nib_writer_open(rt, "save", path, &writer);
+  if (status == NIB_OK) {
+    status = nib_writer_put(writer, header.data, length + 8);
+    for (int32_t i = 0; i < count && status == NIB_OK; i++)
+      status = save_tensor(rt, writer, tensors[entries[i].offset], (size_t)entries[i].bytes);
+    nib_status ended = nib_writer_end(writer, status == NIB_OK);
+    if (status == NIB_OK) status = ended;
+  }
   nib_free(rt, header.data, length + 8);
   return status;
 }

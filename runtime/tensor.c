@@ -68,24 +68,27 @@ const char *nib_describe(const nib_tensor *tensor, char *text, size_t size) {
   return text;
 }
 
+bool nib_shape_fits(size_t item, int32_t ndim, const int64_t *shape) {
+  int64_t bytes = (int64_t)item;
+  for (int32_t i = 0; i < ndim; i++) {
+    if (shape[i] > 1 && bytes > ((int64_t)1 << 62) / shape[i]) return false;
+    if (shape[i] > 1) bytes *= shape[i];
+  }
+  return true;
+}
+
 nib_status nib_check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
                            const int64_t *shape) {
   if (ndim < 0 || ndim > NIB_MAX_NDIM)
     return nib_fail(rt, NIB_INVALID, "%s: %s: expected at most %d dimensions, got %d", operation, name, NIB_MAX_NDIM, (int)ndim);
-  int64_t bytes = (int64_t)nib_dtype_bytes(dtype);
-  for (int32_t i = 0; i < ndim; i++) {
+  for (int32_t i = 0; i < ndim; i++)
     if (shape[i] < 0)
       return nib_fail(rt, NIB_INVALID, "%s: %s: expected sizes >= 0, got %lld in dimension %lld", operation, name,
                       (long long)shape[i], (long long)i + rt->config.index_base);
-    if (shape[i] > 1 && bytes > ((int64_t)1 << 62) / shape[i]) {
-      char text[NIB_DESCRIPTION];
-      write_sizes(ndim, shape, text, sizeof text);
-      return nib_fail(rt, NIB_INVALID, "%s: %s: expected less than 2^62 bytes, got %s of %s", operation, name, text,
-                      nib_dtype_name(dtype));
-    }
-    if (shape[i] > 1) bytes *= shape[i];
-  }
-  return NIB_OK;
+  if (nib_shape_fits(nib_dtype_bytes(dtype), ndim, shape)) return NIB_OK;
+  char text[NIB_DESCRIPTION];
+  write_sizes(ndim, shape, text, sizeof text);
+  return nib_fail(rt, NIB_INVALID, "%s: %s: expected less than 2^62 bytes, got %s of %s", operation, name, text, nib_dtype_name(dtype));
 }
 
 static void set_compact_stride(nib_tensor *tensor) {

@@ -292,9 +292,43 @@ describe("a damaged file #quick", function()
   end)
 
   it("says which element type it cannot read", function()
-    write(npy({ "<c8", "(2,)" }, ("\0"):rep(16)))
+    write(npy({ "<c16", "(1,)" }, ("\0"):rep(16)))
     local _, message = pcall(nibble.load, path)
-    assert.is_truthy(message:find("<c8", 1, true), message)
+    assert.is_truthy(message:find("<c16", 1, true), message)
+    write(npy({ "|V3", "(1,)" }, ("\0"):rep(3)))
+    assert.error_matches(function() nibble.load(path, { dtype = "uint8" }) end, "|V3", 1, true)
+  end)
+
+  it("takes ml_dtypes, bool and integers of other kinds when it is told what they are, as of safetensors", function()
+    local bytes = "\0\1\2\3\4\5\6\7"
+    for descr, dtypes in pairs {
+      ["<V2"] = { "bfloat16", "float16", "uint16" }, ["|V2"] = { "bfloat16" }, ["|V1"] = { "float8_e4m3fn", "uint8", "int8" },
+      ["<V1"] = { "float8_e4m3fn" }, ["<i2"] = { "uint16", "bfloat16" }, ["<u4"] = { "int32", "float32" },
+      ["|b1"] = { "int8", "uint8" }, ["<u8"] = { "int64" }, ["<c8"] = { "int64" }, ["<V4"] = { "float32" }, ["|V8"] = { "int64" },
+    } do
+      local size = tonumber(descr:sub(3))
+      for _, order in ipairs { false, true } do
+        write(npy({ descr, ("(1, %d)"):format(8 // size), order }, bytes))
+        for _, dtype in ipairs(dtypes) do
+          local t = nibble.load(path, { dtype = dtype })
+          assert.same({ dtype, { 1, 8 // size }, bytes }, { t.dtype, t.shape, t:bytes() }, descr)
+        end
+        assert.error_matches(function() nibble.load(path, { dtype = size == 2 and "uint8" or "float16" }) end,
+          "load: dtype: expected a dtype as large as the file's " .. (descr == "|b1" and "uint8" or descr:sub(2)))
+        if descr == "|b1" then
+          assert.equal("uint8", nibble.load(path).dtype)
+        else
+          assert.error_matches(function() nibble.load(path) end, "or a dtype that says what they are, got " .. descr:sub(2))
+        end
+      end
+    end
+  end)
+
+  it("refuses a shape that nothing can have, though it has no elements", function()
+    for _, shape in ipairs { "(0, 288230376151711744, 288230376151711744)", "(288230376151711744, 32, 0)" } do
+      write(npy({ "<f4", shape }, ""))
+      assert.error_matches(function() nibble.load(path) end, "expected a shape of less than 2^62 bytes", 1, true)
+    end
   end)
 
 end)

@@ -178,7 +178,7 @@ describe("load and list of safetensors #quick", function()
   it("take headers as other writers lay them out", function()
     for _, header in ipairs {
       '{"x":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
-      ' {\n\t"x" : { "data_offsets" : [ 0 , 8 ] , "shape" : [ 2 ] , "dtype" : "I32" } }\r\n   ',
+      '{\n\t"x" : { "data_offsets" : [ 0 , 8 ] , "shape" : [ 2 ] , "dtype" : "I32" } }\r\n   ',
       '{"__metadata__":{},"x":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
       '{"x":{"dtype":"I32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"a":"b","":"\\u0000"}}',
       '{"\\u0078":{"dtype":"\\u00493\\u0032","shape":[2],"data_offsets":[0,8]}}',
@@ -188,6 +188,19 @@ describe("load and list of safetensors #quick", function()
         assert.same({ 3, 4 }, nibble.load(path, { name = "x" }):totable(), header)
       end
     end
+  end)
+
+  it("refuse blanks before the header, as the format does", function()
+    for _, blank in ipairs { " ", "\n", "\t" } do
+      write(safetensors(blank .. '{"x":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', string.pack("<i4i4", 3, 4)))
+      assert.error_matches(function() nibble.list(path) end, "expected { at once at byte 0")
+      assert.error_matches(function() nibble.load(path) end, "expected { at once at byte 0")
+    end
+  end)
+
+  it("refuse a shape that nothing can have, though it has no elements", function()
+    write(safetensors('{"x":{"dtype":"I32","shape":[0,288230376151711744,288230376151711744],"data_offsets":[0,0]}}', ""))
+    assert.error_matches(function() nibble.list(path) end, "expected \"x\" to have the bytes")
   end)
 
   it("decode names", function()

@@ -144,8 +144,9 @@ function nibble.randperm(n, opts) end
 function nibble.from_bytes(bytes, shape, opts) end
 
 --- Reads a NumPy `.npy` file (versions 1 to 3, little endian, C or Fortran order; f4 f2 f8 u1 i1 u2 i4 i8, f8 is rounded
---- to float32). `dtype`: read the same bits as another type of the same size ("uint16" data as "bfloat16", "uint8" as
---- "float8_e4m3fn"). A file that cannot be opened gives `nil, message`; one that is damaged raises an error.
+--- to float32, bool is uint8). `dtype`: read the same bits as another type of the same size ("uint16" data as "bfloat16", "uint8" as
+--- "float8_e4m3fn"); i2 u4 u8 c8 and V1 V2 V4 V8 (ml_dtypes: V2 is its bfloat16, V1 its float8_e4m3fn) need one. A file that
+--- cannot be opened gives `nil, message`; one that is damaged raises an error.
 ---
 --- Of a path that ends in `.safetensors`, or with `name`, it reads one tensor of a safetensors file, and no other's bytes: the
 --- one called `name`, or the only one (the error lists the names otherwise). F32 F16 BF16 F8_E4M3 U8 I8 U16 I32 I64 are read as
@@ -182,6 +183,28 @@ function nibble.list(path) end
 ---@return boolean?
 ---@return string? message
 function nibble.save(path, tensors) end
+
+--- A file of your own that takes its place when it is closed, as those of `save` and `tensor:save` do: until then its bytes are in
+--- PATH.RANDOM.part beside it, and when it cannot be written what was there stays. A pipe or a device is written as it is.
+---@param path string
+---@return nibble.writer?
+---@return string? message
+function nibble.create(path) end
+
+---@class nibble.writer
+local writer = {}
+
+--- At once: what a killed process has written is in the file beside.
+---@param ... string
+---@return nibble.writer?
+---@return string? message
+function writer:write(...) end
+
+--- Puts the file in its place. `nil, message`: this or a write before failed, and what was there is as it was. Left by an error
+--- (`local w <close>`) it is not put there.
+---@return boolean?
+---@return string? message
+function writer:close() end
 
 --- The rotary table `[max_position, 64]` of DeepSeek-V4's operations: cos(position * theta^(-2p/64)) in column p,
 --- sin in column 32+p, p = 0..31; float64 rounded once. Asynchronous and capturable.

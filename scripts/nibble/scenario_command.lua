@@ -144,17 +144,17 @@ local function run_one(scenario, def, arguments)
   local command = arg and arg[-1] and arg[0] == "scenario" and arg[-1] or "nibble" -- as it was called
   local attempt, file, trace_file = read_options(scenario, def, arguments)
   if not attempt then return file end
-  if trace_file then
+  if file then -- a folder that is not there is told before the work, not after it
+    local created, message = io.open(file, "a")
+    if not created then return misuse("--report: %s", message) end
+    created:close()
+  end
+  if trace_file then -- after what may end the run before it begins: an old trace would be replaced
     local message
     attempt.recorder, message = require("nibble.trace").record(trace_file, { title = def.name,
       command = scenario.command_line(def, attempt, command) })
     if not attempt.recorder then return misuse("--trace: %s", message) end
     attempt.recorder:pause(true)
-  end
-  if file then -- a folder that is not there is told before the work, not after it
-    local created, message = io.open(file, "a")
-    if not created then return misuse("--report: %s", message) end
-    created:close()
   end
   print(bold(def.title))
   print(("device    %s (%s)"):format(attempt.device, about_device(attempt.device)))

@@ -451,18 +451,16 @@ end
 
 ---------------------------------------------------------------------------------------------------------------- files
 
---- Writes a text to a file. `nil, message` if it cannot be written.
+--- Writes a text to a file. `nil, message` if it cannot be written: what was there is as it was.
 ---@param path string
 ---@param text string
 ---@return boolean?
 ---@return string? message
 function svg.save(path, text)
-  local file, message = io.open(path, "wb")
+  local file, message = require("nibble").create(path)
   if not file then return nil, message end
-  local ok, why = file:write(text)
-  local closed, reason = file:close()
-  if not ok or not closed then return nil, ("%s: %s"):format(path, why or reason) end
-  return true
+  file:write(text) -- what went wrong is told by:
+  return file:close()
 end
 
 return svg

@@ -154,25 +154,27 @@ function recorder:line(o)
   return json.encode(copy)
 end
 
---- Records what is done from now on into a file, until `close`. Several recorders need different names.
+--- Records what is done from now on into a file, until `close`. Several recorders need different names. The file takes its place
+--- at the close; a run that is killed leaves PATH.RANDOM.part, which `read` reads, and what was at PATH before.
 ---@param path string
 ---@param header? table   fields more for the first line (texts, numbers)
 ---@param name? string    of the observer; default "trace"
 ---@return nibble.recorder?
 ---@return string? message  when the file cannot be written
 function trace.record(path, header, name)
-  local file, message = io.open(path, "w")
+  local first = { nibble = nibble.version, trace = 1, device = nibble.device() }
+  for key, value in pairs(header or {}) do first[key] = value end
+  first = json.encode(first)
+  local file, message = nibble.create(path)
   if not file then return nil, message end
   local self = setmetatable({ file = file, path = path, name = name or "trace", captures = {}, graphs = {}, created = {}, unknown = {},
     count = 0, paused = false }, recorder)
-  local first = { nibble = nibble.version, trace = 1, device = nibble.device() }
-  for key, value in pairs(header or {}) do first[key] = value end
-  file:write(json.encode(first), "\n")
+  file:write(first, "\n")
   nibble.observe(function(o)
     self.start = self.start or o.time
     if self.paused and not (o.kind == "storage_freed" and self.created[o.storage]) then return end
     if o.kind == "storage_created" then self.created[o.storage] = true end
-    if not file:write(self:line(o), "\n") then self.failed = true end
+    file:write(self:line(o) .. "\n") -- one write: a killed run leaves whole lines
     self.count = self.count + 1
   end, self.name)
   return self
@@ -190,8 +192,8 @@ function recorder:close()
   nibble.observe(nil, self.name)
   local closed, message = self.file:close()
   self.file = nil
-  if closed and not self.failed then return self.count end
-  return nil, message or self.path .. ": could not be written"
+  if closed then return self.count end
+  return nil, message
 end
 recorder.__close = recorder.close
 

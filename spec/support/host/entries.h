@@ -206,14 +206,6 @@ ENTRY(default_stream) {
 ENTRY(device_synchronize) { return nib_device_synchronize(w->device, NIB_UNLIMITED); }
 ENTRY(tick) { return nib_tick(w->runtime, 1000); }
 
-ENTRY(dropping) {
-  nib_mark_work(w->runtime);
-  int32_t cut = -1;
-  nib_status status = nib_drop_work(w->runtime, &cut);
-  CHECK(cut == 0);
-  return status;
-}
-
 ENTRY(deadline) {
   nib_set_deadline(w->runtime, 10000000); /* whose waits all end before it */
   nib_status status = nib_stream_synchronize(w->stream, NIB_UNLIMITED);
@@ -312,6 +304,19 @@ ENTRY(safetensors) {
   }
   nib_safetensors_close(file);
   remove(path);
+  return status;
+}
+
+ENTRY(writer) {
+  char path[300];
+  nib_writer *writer = NULL;
+  snprintf(path, sizeof path, "%s.text", w->path);
+  nib_status status = nib_writer_create(w->runtime, path, &writer);
+  CHECK((status == NIB_OK) == (writer != NULL));
+  if (status != NIB_OK) return status;
+  OK(w->runtime, nib_writer_write(writer, "abc", 3));
+  OK(w->runtime, nib_writer_close(writer, true));
+  CHECK(remove(path) == 0);
   return status;
 }
 
@@ -528,7 +533,6 @@ static const struct entry entries[] = {
   { device_synchronize, "nib_device_synchronize", 0 },
   { tick, "nib_tick", 0 },
   { deadline, "nib_set_deadline", 0 },
-  { dropping, "nib_mark_work nib_drop_work", 0 },
   { tensor_create, "nib_tensor_create", 0 },
   { tensor_create_unused, "nib_tensor_create", ALONE },
   { tensor_narrow, "nib_tensor_narrow", 0 },
@@ -563,6 +567,7 @@ static const struct entry entries[] = {
   { npy_parse, "nib_npy_parse", 0 },
   { safetensors, "nib_safetensors_save nib_safetensors_open nib_safetensors_find nib_safetensors_count nib_safetensors_at "
                  "nib_safetensors_read nib_safetensors_close", 0 },
+  { writer, "nib_writer_create nib_writer_write nib_writer_close", 0 },
   { stream_create, "nib_stream_create", 0 },
   { stream_synchronize, "nib_stream_synchronize", 0 },
   { stream_call, "nib_stream_call", 0 },

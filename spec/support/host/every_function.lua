@@ -108,6 +108,11 @@ local calls = {
     assert(#nibble.peek({ storage = t:storage(), offset = 0, dtype = "float32", shape = { 2 }, stride = { 1 } }) > 0)
   end,
   save = function() assert(nibble.save(path .. ".safetensors", { x = t })) end,
+  create = function()
+    local file <close> = assert(nibble.create(path .. ".text"))
+    assert(assert(file:write("a", "b")):close())
+    assert(os.remove(path .. ".text"))
+  end,
   list = function()
     local entries, message = nibble.list(path .. ".safetensors")
     assert(#assert(entries, message) == 1)
