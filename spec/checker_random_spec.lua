@@ -160,11 +160,40 @@ end)
 
 describe("checked mode has nothing to report of", function()
   local process = require "spec.support.runtime_process"
-  for _, script in ipairs { "examples/capture_and_replay.lua", "examples/prefix_sharing.lua", "examples/quantize_block.lua",
-    "scenarios/decode.lua --steps 12", "scenarios/decode.lua --layout NHD --random --steps 8 --requests 6" } do
-    it(script, function()
-      local result = process.run(process.quote(process.command()) .. " --check " .. process.quote(process.root) .. "scripts/" .. script)
+  for _, script in ipairs { "capture_and_replay.lua", "prefix_sharing.lua", "quantize_block.lua" } do
+    it("examples/" .. script, function()
+      local result = process.run(process.quote(process.command()) .. " --check " .. process.quote(process.root) .. "scripts/examples/"
+        .. script)
       assert.same({ 0, "" }, { result.status, result.stderr })
+      assert.matches("%S", result.stdout) -- it did something
     end)
   end
+
+  for _, options in ipairs { "--steps 12", "--layout NHD --random --steps 8 --requests 6" } do
+    it("scenario decode " .. options, function()
+      local result = process.run(process.quote(process.command()) .. " scenario decode --check " .. options)
+      assert.same({ 0, "" }, { result.status, result.stderr })
+      assert.matches("graphs    .*, replayed %d+ times\n.*\nok: after each of " .. options:match("steps (%d+)") .. " steps", result.stdout)
+    end)
+  end
+
+  it("a scenario whose graph races: that is told, so that nothing told is something", function()
+    local name = os.tmpname()
+    finally(function() os.remove(name) end)
+    local file = assert(io.open(name, "w"))
+    file:write([[
+return {
+  title = "two writes of one tensor", steps = 1,
+  setup = function(run) run.state.t = run:randn { 8 } end,
+  step = function(run)
+    run.state.t:fill(1)
+    run.side:scope(function() run.state.t:fill(1) end)
+    run.side:synchronize()
+  end,
+}]])
+    file:close()
+    local result = process.run(process.quote(process.command()) .. " scenario " .. process.quote(name) .. " --check")
+    assert.equal(1, result.status)
+    assert.matches("race: ", result.stdout .. result.stderr)
+  end)
 end)
