@@ -173,7 +173,8 @@ describe("checked mode has nothing to report of", function()
     it("scenario decode " .. options, function()
       local result = process.run(process.quote(process.command()) .. " scenario decode --check " .. options)
       assert.same({ 0, "" }, { result.status, result.stderr })
-      assert.matches("graphs    .*, replayed %d+ times\n.*\nok: after each of " .. options:match("steps (%d+)") .. " steps", result.stdout)
+      assert.matches("\ngraphs .*, replayed %d+ times\n.*\nok: after each of " .. options:match("steps (%d+)") .. " steps",
+        result.stdout)
     end)
   end
 

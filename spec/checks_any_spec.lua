@@ -110,11 +110,21 @@ describe("any operation", function()
     end
   end)
 
-  it("takes the same tensor in two places #quick", function()
+  it("takes one tensor for two inputs, and refuses it for two outputs #quick", function()
+    local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
     local a = append_arguments()
-    a[4], a[5] = {a[4][1], a[4][1]}, {a[5][1], a[5][1]}
-    pcall(nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping, table.unpack(a))
+    a[2] = a[1]
+    append(table.unpack(a))
+    assert.is_true(a[4][1]:equal(a[4][2]) and a[5][1]:equal(a[5][2]))
+    local before = a[4][1]:bytes()
+    for place, name in pairs {[4] = "paged_kv_cache (V)", [5] = "kv_cache_sf (V)"} do
+      local b = table.move(a, 1, #a, 1, {})
+      b[place] = {a[place][1], a[place][1]}
+      assert.raises_like(function() append(table.unpack(b)) end, "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping", name,
+                         "does not overlap")
+    end
     nibble.synchronize()
+    assert.equal(before, a[4][1]:bytes())
   end)
 
   it("takes 3.0 for 3 and refuses 3.5, NaN, 1e300 and '3' #quick", function()

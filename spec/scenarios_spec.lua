@@ -65,6 +65,60 @@ describe("a mistake is found:", function()
         return tensors(batch, opts)
       end
     end },
+    { "a batch is padded with slot 0", { "decode", "chunked_prefill" }, allocator_class, "batch", function(batch)
+      return function(...)
+        local made = batch(...)
+        for i, slot in ipairs(made.slot_mapping) do made.slot_mapping[i] = math.max(slot, 0) end
+        return made
+      end
+    end },
+    { "tables are padded with page 0", { "decode", "two_streams" }, allocator_class, "batch", function(batch)
+      return function(...)
+        local made = batch(...)
+        for _, row in ipairs(made.block_tables) do
+          for j, page in ipairs(row) do row[j] = math.max(page, 0) end
+        end
+        return made
+      end
+    end },
+    { "a shared page of a full pool is written", { "beam_search" }, allocator_class, "append", function(append)
+      return function(self, request, count)
+        local slots, copies = append(self, request, count)
+        if slots or request.length % self.page_size == 0 then return slots, copies end
+        request.length = request.length + count
+        return self:slots(request, request.length - count), {}
+      end
+    end },
+    { "a graph has the scales that were there when it was captured", { "decode", "padded_pages" }, kv, "hide_scales", function(hide)
+      return function(self, hidden)
+        for _, layer in ipairs(self.layers) do
+          if not hidden then layer.k_scale, layer.v_scale = table.unpack(layer.own_scales) end
+        end
+        hide(self, hidden)
+        for _, layer in ipairs(self.layers) do
+          layer.own_scales = { layer.k_scale, layer.v_scale }
+          if hidden then layer.k_scale, layer.v_scale = layer.k_scale:clone(), layer.v_scale:clone() end
+        end
+      end
+    end },
+    { "heads are taken for entries", { "padded_pages" }, kv, "append", function(append)
+      return function(self, rows)
+        local layout = self.kv_layout
+        self.kv_layout = layout == "HND" and "NHD" or "HND"
+        append(self, rows)
+        self.kv_layout = layout
+      end
+    end },
+    { "V of a stacked cache begins a byte late", { "padded_pages" }, kv, "new", function(new)
+      return function(...)
+        local self = new(...)
+        local stacked = self.layers[1].pool.stacked
+        local strides = stacked.paged_kv_cache:stride()
+        strides[2] = strides[2] + 1
+        stacked.paged_kv_cache = stacked.paged_kv_cache:as_strided(stacked.paged_kv_cache.shape, strides)
+        return self
+      end
+    end, { form = "stacked" } },
     { "lengths are one short", { "decode", "sliding_window", "eviction", "hand_over" }, pages, "tensors", function(tensors)
       return function(batch, opts)
         for i, length in ipairs(batch.seq_lens) do batch.seq_lens[i] = math.max(length - 1, 0) end
@@ -94,19 +148,37 @@ describe("a mistake is found:", function()
       end },
   }
   for _, mistake in ipairs(mistakes) do
-    local what, victims, where, name, spoil = table.unpack(mistake)
+    local what, victims, where, name, spoil, point = table.unpack(mistake)
+    point = point or {}
+    point.steps = 16
     for _, victim in ipairs(victims) do
       it(what .. " (" .. victim .. ")", function()
         local whole = where[name]
         where[name] = spoil(whole)
         finally(function() where[name] = whole end)
-        local outcome = attempt(assert(scenario.load(victim)), { steps = 16 })
+        local outcome = attempt(assert(scenario.load(victim)), point)
         assert.is_false(outcome.ok)
         where[name] = whole
-        assert.is_true(attempt(assert(scenario.load(victim)), { steps = 16 }).ok)
+        assert.is_true(attempt(assert(scenario.load(victim)), point).ok)
       end)
     end
   end
+end)
+
+describe("random tokens", function()
+  it("have block scales of every kind: 0, subnormal and normal E4M3 numbers", function()
+    local outcome = attempt(assert(scenario.load("padded_pages")), { steps = 1 })
+    assert.is_true(outcome.ok, outcome.message)
+    local rows, seen = outcome.run.caches[1].layers[1].images.rows, {}
+    for i = 1, 2 do
+      for token = 0, 63 do
+        for _, bytes in pairs(rows[i][token].sf) do
+          for _, byte in ipairs { bytes:byte(1, -1) } do seen[byte] = true end
+        end
+      end
+    end
+    for byte = 0, 0x40 do assert.is_true(seen[byte], "no scale is " .. byte) end
+  end)
 end)
 
 describe("nibble scenario", function()

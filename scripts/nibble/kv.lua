@@ -42,7 +42,8 @@ local FILL = 0xA5 -- every byte of a pool that nothing has written, so that a by
 ---@field sf_page_padding? integer
 ---@field page_layout? nibble.page_layout  default "sequential"
 ---@field reserved? integer       pages never handed out, default 1: page 0, where stray padding would land
----@field pool? fun(): nibble.caches       makes a layer's pools otherwise than pages.caches does, any strides, each byte FILL (0xA5)
+---@field pool? fun(): nibble.caches       makes a layer's pools otherwise than pages.caches does, any strides, each byte FILL (0xA5);
+---                                        with `stacked` = {paged_kv_cache, kv_cache_sf}, operations get these 5-D tensors
 ---@field device? string          default: the run's
 ---@field materialize? boolean    also V's interleaved scales and an E4M3 copy (head_dim % 64 == 0, page_size % 4 == 0)
 
@@ -68,8 +69,15 @@ local function fail(parameter, expected, got) error(("%s: expected %s, got %s"):
 local function random_layer(run, opts)
   local layer = { name = "layer 0" }
   for i, dim in ipairs { opts.head_dim, opts.v_head_dim or opts.head_dim } do
-    layer[i] = nibble.randn({ opts.tokens or 64, opts.num_kv_heads, dim },
+    local rows = nibble.randn({ opts.tokens or 64, opts.num_kv_heads, dim },
       { dtype = opts.dtype or "bfloat16", seed = run:next_seed(), device = "cpu" })
+    -- Tokens of 18 magnitudes: their block scales are E4M3 numbers of all sizes, subnormal ones and 0 among them.
+    for token = 1, rows.shape[1] do
+      local values = rows[token]:view(-1):totable()
+      for k, value in ipairs(values) do values[k] = value * 2.0 ^ -((token - 1) % 18) end
+      rows[token]:view(-1):copy(nibble.tensor(values, { dtype = rows.dtype, device = "cpu" }))
+    end
+    layer[i] = rows
   end
   return layer
 end
@@ -332,10 +340,16 @@ function kv:load(requests)
       fail("cache:load: max_len", ("at least the %d tokens of request %d"):format(request.length, request.id), self.max_len)
     end
   end
-  local batch = self.allocator:batch(requests, { batch_size = self.batch, max_pages = self.max_pages, new_tokens = 0 })
+  -- The batch's own padding, which must point nowhere; what waits takes its first slots.
+  local batch = self.allocator:batch(requests,
+    { batch_size = self.batch, max_pages = self.max_pages, new_tokens = 0, num_slots = self.rows })
+  for b, row in ipairs(batch.block_tables) do
+    for j = requests[b] and #requests[b].pages + 1 or 1, self.max_pages do
+      self.run:expect(row[j] < 0, "block_tables: row %d, column %d: padding points at page %d", b - 1, j - 1, row[j])
+    end
+  end
   local slots, tokens = take_pending(self)
-  batch.slot_mapping = table.move(slots, 1, #slots, 1, {})
-  for i = #slots + 1, self.rows do batch.slot_mapping[i] = -1 end
+  table.move(slots, 1, #slots, 1, batch.slot_mapping)
   local host, moved, rows = pages.tensors(batch, { device = "cpu" }), 0, {}
   for l, layer in ipairs(self.layers) do
     rows[l] = { rows_tensor(self, layer, 1, tokens, self.rows, "cpu"), rows_tensor(self, layer, 2, tokens, self.rows, "cpu") }
@@ -371,7 +385,8 @@ local function append_rows(self, layer, k, v, slots)
   local data, sf, g = layer.pool.paged_kv_cache, layer.pool.kv_cache_sf, { layer.k_scale, layer.v_scale }
   if self.run.eager then g = layer.scales end
   if self.dims[1] == self.dims[2] then
-    append(k, v, slots, data, sf, g[1], g[2], self.kv_layout)
+    local given = layer.pool.stacked or layer.pool
+    append(k, v, slots, given.paged_kv_cache, given.kv_cache_sf, g[1], g[2], self.kv_layout)
     return
   end
   for i, rows in ipairs { k, v } do
@@ -381,6 +396,16 @@ local function append_rows(self, layer, k, v, slots)
     end
     local parts = halves(rows)
     append(parts[1], parts[2], slots, halves(data[i]), halves(sf[i]), g[i], g[i], self.kv_layout)
+  end
+end
+
+--- The global scales as graphs read them: the layers' own, or `hidden` behind others that are wrong. What a graph does with a scale
+--- it has to do at its replay, whatever was there while it was captured.
+---@param hidden boolean
+function kv:hide_scales(hidden)
+  for _, layer in ipairs(self.layers) do
+    layer.k_scale:fill(hidden and 3 * layer.scales[1] or layer.scales[1])
+    layer.v_scale:fill(hidden and 5 * layer.scales[2] or layer.scales[2])
   end
 end
 
@@ -424,7 +449,8 @@ function kv:dequantize(rows)
   rows = rows or self.batch
   local function first(t) return t:narrow(1, 1, rows) end
   for _, layer in ipairs(self.layers) do
-    nibble.quantization.nvfp4_kv_dequantize_paged(layer.pool.paged_kv_cache, layer.pool.kv_cache_sf, first(self.block_tables),
+    local given = layer.pool.stacked or layer.pool
+    nibble.quantization.nvfp4_kv_dequantize_paged(given.paged_kv_cache, given.kv_cache_sf, first(self.block_tables),
       first(self.seq_lens), layer.k_scale, layer.v_scale, first(layer.out[1]), first(layer.out[2]), self.kv_layout)
   end
   self.run:effect({ op = "dequantize", cache = self.name, bytes = function()

@@ -121,6 +121,11 @@ end
 
 local function capture(self, entry, fn, update)
   local effects = {}
+  local function hide_scales(hidden)
+    for _, cache in ipairs(self.caches) do cache:hide_scales(hidden) end
+  end
+  hide_scales(true)
+  self.main:synchronize()
   self.collecting = effects
   local ok, message = pcall(function()
     if update then
@@ -132,6 +137,7 @@ local function capture(self, entry, fn, update)
     end
   end)
   self.collecting = nil
+  hide_scales(false)
   if not ok then error(message, 0) end
   entry.effects, entry.nodes = effects, entry.graph:nodes()
 end

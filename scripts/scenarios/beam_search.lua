@@ -65,5 +65,16 @@ return {
     for _ in pairs(used) do count = count + 1 end
     local allocator = run.state.cache.allocator
     run:expect(allocator.num_free == allocator.num_pages - 1 - count, "a page of a dropped beam was not given back")
+
+    -- In a full pool there is no page for the copy of a shared one: the beam does not grow, and nothing has changed.
+    local cache, beam = run.state.cache, run.state.beams[1]
+    if beam.length % run.p.page_size == 0 then return end
+    cache:fork(beam)
+    local rest = assert(allocator:allocate(allocator.num_free * run.p.page_size)) -- all that is free
+    local last, length = beam.pages[#beam.pages], beam.length
+    run:expect(not cache:extend(beam, 1) and beam.pages[#beam.pages] == last and beam.length == length,
+      "a beam grew on a shared page of a full pool")
+    allocator:free(rest)
+    run:expect(cache:extend(beam, 1) and beam.pages[#beam.pages] ~= last, "a beam did not get a page of its own")
   end,
 }

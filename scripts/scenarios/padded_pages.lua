@@ -25,6 +25,18 @@ local function slab(run, num_pages, page_size, heads, dim, gap)
     offset = offset + bytes
   end
   pool.gaps[5] = memory:narrow(2, offset + 1, gap)
+  if run.p.form == "stacked" then
+    pool.stacked = {}
+    for _, name in ipairs { "paged_kv_cache", "kv_cache_sf" } do
+      local k, v = pool[name][1], pool[name][2]
+      local shape, strides = k.shape, k:stride()
+      local _, k_offset = k:storage()
+      local _, v_offset = v:storage()
+      table.insert(shape, 2, 2)
+      table.insert(strides, 2, v_offset - k_offset)
+      pool.stacked[name] = k:as_strided(shape, strides)
+    end
+  end
   return pool
 end
 
@@ -33,10 +45,11 @@ return {
   parameters = {
     gap = { 48, min = 1, max = 4096, help = "bytes before, between and behind the parts of a page" },
     requests = { 3, min = 1, max = 16, help = "requests" },
-    heads = { 2, min = 1, max = 16, help = "KV heads" },
+    heads = { 4, min = 1, max = 16, help = "KV heads; as many as a page has tokens, so that no check can tell the two apart" },
     head_dim = { 64, min = 64, max = 256, multiple = 64, help = "of K and V" },
     page_size = { 4, min = 4, max = 64, multiple = 4, help = "tokens a page" },
     kv_layout = { "HND", "NHD", help = "of the caches" },
+    form = { "pairs", "stacked", help = "K and V are given as two tensors, or as one of five dimensions" },
   },
   steps = 12,
 

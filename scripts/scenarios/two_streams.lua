@@ -1,5 +1,10 @@
 -- A pipeline over layers in one graph: one stream appends layer after layer, the other dequantizes each as soon as it is there. The
--- second stream joins by an event of the first one, waits for one more before each layer, and is joined back at the end.
+-- second stream joins by an event of the first one, waits for one more before each layer, and is joined back at the end. Before each
+-- replay the same is done once without a graph, behind work that takes long.
+
+local nibble = require "nibble"
+
+local LONG = 1 << 22 -- elements
 
 return {
   title = "two streams in one graph: one appends layer after layer, the other reads each behind it",
@@ -14,6 +19,9 @@ return {
   setup = function(run)
     local p, s = run.p, run.state
     s.layers = {}
+    s.long = nibble.zeros(LONG, { dtype = "int32", device = run.device })
+    s.last = nibble.zeros(1, { dtype = "int32", device = run.device })
+    s.image = run:watch("the last element of what took long", s.last)
     for l = 1, p.layers do
       local max_len = 9 + run.steps
       s.layers[l] = run:cache {
@@ -30,6 +38,13 @@ return {
       for _, request in ipairs(cache.live) do assert(cache:extend(request, 1)) end
       cache:load()
     end
+    local s = run.state
+    run.main:synchronize()
+    s.long:fill(run.step)
+    run.side:wait(run.main:record())
+    run.side:scope(function() s.last:copy(s.long:narrow(1, LONG, 1)) end)
+    run.main:wait(run.side:record())
+    run:effect({ op = "copy" }, function() s.image:put(0, string.pack("<i4", run.step)) end)
   end,
 
   captured = function(run)
