@@ -52,10 +52,13 @@ typedef struct nib_sandbox_config {
   size_t lua_memory;      /* bytes; 0: 4 MiB. No string and no part of a table may take more than a quarter. */
   uint64_t device_memory; /* bytes of tensors on a device, and elements of a view; 0: 64 MiB */
   int32_t tensors;        /* alive at a time, views too; also of graphs and events; 0: 10,000 */
-  int32_t streams;        /* alive at a time, each a thread or more; 0: 8 */
+  int32_t streams;        /* at a time, each a thread or more; also those that are closed until their work is done; 0: 8 */
   int64_t instructions;   /* of Lua's machine, about, in a call; 0: no limit */
   void (*print)(void *user, const char *text, size_t length); /* a line of print's, without its end; NULL: none */
   void *user;
+  /* Bytes of operands of the work that a device has and has not done, as in nib_config: what would be more waits until the call's
+   * deadline. 0: 256 MiB */
+  uint64_t queued_bytes;
 } nib_sandbox_config;
 
 /* `config` may be NULL. INVALID (a negative limit, the runtime's config) or MEMORY (a small lua_memory, too); no message then. */
@@ -64,15 +67,18 @@ NIB_API nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, si
 static inline nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out) {
   return nib_sandbox_create_sized(config, sizeof *config, sizeof(nib_config), out);
 }
-/* Waits for a kernel that is running. The host releases its tensors of the script's runtime, and exports of them, before. NULL
- * is allowed. */
+/* Waits on the CPU for the next piece of a kernel that is running (some 256 KiB of its operands, or one page, row or token of
+ * them where that is more), on a GPU for what is queued (queued_bytes at most), and for functions of nib_stream_call; the rest is
+ * dropped. The host releases its tensors of the script's runtime, and exports of them, before. NULL is allowed. */
 NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
 
 /* All calls below take at most `budget_us` microseconds (NIB_UNLIMITED: no limit; 0 or less: EXPIRED, and nothing has run), and
  * return
- *   SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up or it was cancelled,
- *   MEMORY when Lua's memory was, FORKED in a child process after fork. nib_sandbox_error has the message, valid until the next
- *   call. */
+ *   SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up (also when it came to its end
+ *   after that) or it was cancelled, MEMORY when Lua's memory was, FORKED in a child process after fork. nib_sandbox_error has the
+ *   message, valid until the next call.
+ * Work that a call has queued goes on after it, queued_bytes at most; EXPIRED drops it (nib_drop_work): tensors that it was to
+ * write count as never written, the message says how many there are, and `state` keeps them. */
 NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
 
 /* Compiles and runs a script (text) in a fresh environment, then its function `on_load(reloaded)` if it has one, and makes it

@@ -9,7 +9,7 @@
 #include "sandbox.h"
 #include "sized.h"
 
-NIB_SIZED(nib_sandbox_config, user);
+NIB_SIZED(nib_sandbox_config, queued_bytes);
 NIB_SIZED(nib_sandbox_values, user);
 
 #define RUNTIME_BYTES ((size_t)8 << 20) /* of a runtime beside its tensors: streams, graphs, handles */
@@ -169,8 +169,13 @@ static nib_status tell_end(nib_sandbox *sandbox, const char *operation, int64_t 
     snprintf(reason, sizeof reason, "expected at most %lld instructions, got more", (long long)sandbox->config.instructions);
   else
     snprintf(reason, sizeof reason, "expected at most %lld us, took more", (long long)budget_us);
-  snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: %s%s%s", operation, reason, sandbox->where[0] ? ", at " : "",
-           sandbox->where);
+  /* What the script had queued goes with the call: it would keep threads busy, and what comes next waiting. */
+  char dropped[80] = "";
+  int32_t cut = 0;
+  if (nib_drop_work(sandbox->runtime, &cut) == NIB_OK && cut > 0)
+    snprintf(dropped, sizeof dropped, "; dropped what was queued to write %d tensor%s", (int)cut, cut == 1 ? "" : "s");
+  snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: %s%s%s%s", operation, reason, sandbox->where[0] ? ", at " : "",
+           sandbox->where, dropped);
   return NIB_EXPIRED;
 }
 
@@ -189,6 +194,7 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   bool is_limited = budget_us != NIB_UNLIMITED;
   if (budget_us > LONG_US) budget_us = LONG_US;
   __atomic_store_n(&sandbox->cancelled, false, __ATOMIC_RELAXED);
+  nib_mark_work(sandbox->runtime);
   nib_set_deadline(sandbox->runtime, budget_us);
   sandbox->looked_us = now_us();
   sandbox->deadline_us = is_limited ? sandbox->looked_us + budget_us : 0;
@@ -243,6 +249,7 @@ static int load_script(lua_State *L) {
     lua_remove(L, -2);
     lua_call(L, 1, 0);
   }
+  nib_sandbox_check(L); /* what ends late has not ended well */
   lua_pushvalue(L, 3);
   lua_rawsetp(L, LUA_REGISTRYINDEX, &environment_key);
   return 0;
@@ -272,6 +279,7 @@ static int call_function(lua_State *L) {
   luaL_checkstack(L, 32, NULL);
   int count = values->arguments ? values->arguments(L, values->user) : 0;
   lua_call(L, count, values->results ? LUA_MULTRET : 0);
+  nib_sandbox_check(L); /* what ends late has not ended well */
   if (values->results) values->results(L, lua_gettop(L), values->user);
   return 0;
 }
@@ -370,6 +378,7 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
   if (!blank.config.device_memory) blank.config.device_memory = (uint64_t)64 << 20;
   if (!blank.config.tensors) blank.config.tensors = 10000;
   if (!blank.config.streams) blank.config.streams = 8;
+  if (!blank.config.queued_bytes) blank.config.queued_bytes = (uint64_t)256 << 20;
   blank.lua_most = blank.config.lua_memory;
   blank.lua_block = blank.lua_most / 4;
   blank.host_most = blank.config.device_memory < SIZE_MAX - RUNTIME_BYTES ? (size_t)blank.config.device_memory + RUNTIME_BYTES
@@ -384,6 +393,8 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
   if (runtime.parallel_for) runtime.parallel_for = parallel_for;
   runtime.user = sandbox;
   runtime.memory_cap = sandbox->config.device_memory;
+  runtime.queued_bytes = sandbox->config.queued_bytes;
+  runtime.streams = sandbox->config.streams;
   runtime.index_base = 1;
   nib_status status = nib_runtime_create(&runtime, &sandbox->runtime);
   if (status == NIB_OK) {

@@ -15,8 +15,11 @@ struct nib_backend {
 
   /* Called before the first use, so that a machine's other GPUs cost nothing; may be NULL. */
   nib_status (*device_open)(nib_device *device);
-  /* Nobody will see the results of queued work any more: kernels that have not begun may be dropped. May be NULL. */
+  /* Nobody will see the results of queued work any more: kernels may be dropped, also in the middle. May be NULL. */
   void (*abandon)(nib_device *device);
+  /* Drops the stream's kernels and replays behind the ticket `after`, as far as they are not done; tickets are reached all the same.
+   * Returns the first one's ticket, 0 if there is none. NULL where the device finishes what it has. */
+  uint64_t (*drop)(nib_stream *stream, uint64_t after);
   void (*device_close)(nib_device *device); /* all work is done; streams and memory are already given back */
 
   nib_status (*memory_allocate)(nib_device *device, size_t bytes, void **out);

@@ -116,6 +116,7 @@ nib_status nib_record(nib_stream *stream, const char *operation, const struct ni
   stream->frontier[0] = plan->node_count;
   stream->frontier_count = 1;
   plan->nodes[plan->node_count++] = node;
+  plan->operand_bytes = nib_operand_bytes(plan->operand_bytes, accesses, access_count);
   if (rt->observe) nib_tell_work(stream, operation, work, accesses, access_count, plan->node_count - 1);
   return NIB_OK;
 }
@@ -331,9 +332,11 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
   if (status == NIB_OK) status = nib_uses_reserve(rt, &plan->deferred.uses);
   for (int32_t i = 0; status == NIB_OK && i < plan->pin_count; i++)
     status = nib_uses_reserve(rt, &plan->pins[i].storage->deferred.uses);
+  if (status == NIB_OK) status = nib_queued_wait(device, "graph:replay", plan->operand_bytes);
   if (status == NIB_OK) status = device->backend->plan_launch(stream, plan);
   if (status != NIB_OK) return status;
   stream->submitted++;
+  nib_queued_add(stream, plan->operand_bytes);
   nib_uses_add(&plan->deferred.uses, stream, stream->submitted, true);
   for (int32_t i = 0; i < plan->pin_count; i++)
     nib_uses_add(&plan->pins[i].storage->deferred.uses, stream, stream->submitted, plan->pins[i].write);

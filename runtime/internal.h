@@ -73,11 +73,21 @@ struct nib_tensor {
   int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
 };
 
+/* Bytes of operands that a stream's work up to a ticket has, beyond the load before it. */
+#define NIB_LOADS 32
+struct nib_load {
+  uint64_t ticket, bytes;
+};
+
 struct nib_stream {
   nib_device *device;
   nib_stream *next; /* all streams of the device */
   uint64_t id;
   uint64_t submitted; /* ticket of the last work */
+  uint64_t marked;    /* what it was at nib_mark_work */
+  uint64_t dropped;   /* ticket of the first work that nib_drop_work has dropped; 0: none */
+  struct nib_load loads[NIB_LOADS]; /* that were not done when last looked at, where the config has a limit */
+  int32_t load_count;
   int32_t priority;
   bool released; /* free to be handed out again once its work is done */
   bool wrapped;  /* around a handle of the host's, which is the host's alone again after the release */
@@ -130,6 +140,7 @@ struct nib_plan {
   int32_t pin_count, pin_capacity;
   unsigned char *marks; /* scratch of a walk over the nodes */
   int32_t mark_capacity;
+  uint64_t operand_bytes;
   int32_t *order; /* the CPU device's order of execution */
   void *impl;     /* the device's */
 };
@@ -158,6 +169,7 @@ struct nib_device {
   struct nib_deferred *limbo; /* gone, but still used by queued work */
   struct nib_deferred *seen;  /* the same, looked at since limbo was last empty */
   struct nib_fault *fault; /* in memory that kernels reach */
+  uint64_t queued_bytes; /* of all streams' loads */
   nib_memory_info memory;
 };
 
@@ -318,6 +330,12 @@ nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
 nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us);
 /* Waits for the CPU's work on pinned memory, and for no GPU's. */
 nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64_t timeout_us);
+
+/* ---- queued.c ---- */
+uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t access_count); /* added to those before */
+/* Where the config limits what is queued: waits (until the deadline) for room for work of so many bytes, and counts it. */
+nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t bytes);
+void nib_queued_add(nib_stream *stream, uint64_t bytes);
 
 /* ---- observe.c ---- */
 /* Tells the observer, if there is one. */

@@ -25,8 +25,8 @@
  * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait, and
  * NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only where they say so (with two devices: nib_tensor_copy,
  * nib_stream_wait, nib_graph_replay), and in two cases: a stream of the CPU whose queue is full (256 pieces of work) makes the next
- * one wait for room, and a tensor for which there is no memory waits for queued work that holds some. So a function given to
- * nib_stream_call must not depend on what the thread that uses the runtime does next. nib_set_deadline bounds all waits.
+ * one wait for room, and a tensor for which there is no memory waits for queued work that holds some (nib_config's
+ * queued_bytes adds one). So a function given to nib_stream_call must not depend on what the thread that uses the runtime does next. nib_set_deadline bounds all waits.
  * nib_*_synchronize, nib_tensor_wait, all that reads elements, and what says so are refused (CAPTURING) while the device captures.
  * A time says how many microseconds are left: NIB_UNLIMITED is no limit; 0 and less, as a frame's rest may be, is no time: such a
  * timeout does not wait, such a deadline has passed.
@@ -119,6 +119,13 @@ typedef struct nib_config {
   uint64_t memory_cap; /* largest number of bytes of tensors on one device; 0: no limit */
   int32_t threads;     /* threads that a CPU kernel is spread over; 0: one per processor */
   int32_t index_base;  /* what dimensions and indices in error messages count from: 0 (C) or 1 (Lua) */
+  /* Largest number of bytes of operands of the work that a device has been given and has not done: views count as if they were
+   * copied out, a replay counts its graph's nodes. What would be more waits for room, until the deadline. A piece of work that
+   * alone is more waits until the CPU has nothing else to do; on a GPU it is INVALID. 0: no limit. */
+  uint64_t queued_bytes;
+  /* Largest number of streams of a device, beside its default one and those of nib_stream_wrap. A released one counts until its work
+   * is done; the work of a new one comes behind that, then. MEMORY when all are open. 0: no limit. */
+  int64_t streams;
 } nib_config;
 
 /* NIB_ABI_VERSION of the library that is loaded, to compare with the header's. */
@@ -132,8 +139,8 @@ static inline nib_status nib_runtime_create(const nib_config *config, nib_runtim
   return nib_runtime_create_sized(config, sizeof *config, out);
 }
 
-/* Ends an open capture, waits for what is running (kernels that have not begun are dropped, once all functions given to
- * nib_stream_call have run; a semaphore that nobody signals is waited for too), joins the runtime's threads and frees all memory
+/* Ends an open capture, waits for what is running (on the CPU, kernels that have not begun are dropped, and running ones end after
+ * their next piece, once all functions given to nib_stream_call have run; a semaphore that nobody signals is waited for too), joins the runtime's threads and frees all memory
  * of tensors, but for what other frameworks still have (nib_tensor_to_dlpack). Objects that are still there can only be released,
  * every other call on them returns CLOSED. In a child process after fork it does nothing. */
 NIB_API void nib_runtime_close(nib_runtime *runtime);
@@ -150,6 +157,13 @@ NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
  * tensors any longer, whatever its own timeout: it returns TIMEOUT, and has changed nothing. From any thread: an earlier
  * deadline interrupts what another thread waits for, if that began with one. */
 NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);
+
+/* Drops the work that was queued since nib_mark_work (without one: all): on the CPU, kernels and replays that have not begun do
+ * nothing, and one that is running ends after its next piece; a GPU finishes what it has. Functions of nib_stream_call and events
+ * come all the same, and what the work used is free as if it were done. `cut` (may be NULL) gets how many storages that are still
+ * referenced such work was to write: as if they had never been written, their contents are unspecified. Neither waits. */
+NIB_API void nib_mark_work(nib_runtime *runtime);
+NIB_API nib_status nib_drop_work(nib_runtime *runtime, int32_t *cut);
 
 /* ---- Devices ------------------------------------------------------------------------------------------------------- */
 

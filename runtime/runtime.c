@@ -321,6 +321,7 @@ static nib_status read_config(const nib_config *config, size_t bytes, nib_config
     return refuse(settings, "runtime: threads: expected 0..4096, got %d", (int)settings->threads);
   if (settings->index_base < 0 || settings->index_base > 1)
     return refuse(settings, "runtime: index_base: expected 0 or 1, got %d", (int)settings->index_base);
+  if (settings->streams < 0) return refuse(settings, "runtime: streams: expected 0 or more, got %lld", (long long)settings->streams);
   return NIB_OK;
 }
 

@@ -14,7 +14,7 @@
   enum { type##_least = offsetof(type, last) + sizeof(((type *)0)->last) };                                               \
   _Static_assert(type##_least % _Alignof(type) == 0, #type ": padding behind its last field")
 
-NIB_SIZED(nib_config, index_base);
+NIB_SIZED(nib_config, streams);
 NIB_SIZED(nib_append_desc, v_scale);
 NIB_SIZED(nib_materialize_desc, num_pages);
 NIB_SIZED(nib_dequantize_desc, output_v);

@@ -14,21 +14,26 @@ static void add_stream(nib_stream *stream) {
 
 #define MOST_UNFINISHED 8 /* released streams whose work is still queued, before a new one's work comes behind theirs */
 
-/* Streams are recycled: driver objects stay, and tickets in old entries remain true. */
-static nib_stream *find_released(nib_device *device, int32_t priority) {
+/* Streams are recycled: driver objects stay, and tickets in old entries remain true. Where the config limits streams, a priority is
+ * no reason for one more, and *full says that there may be none. */
+static nib_stream *find_released(nib_device *device, int32_t priority, bool *full) {
+  int64_t limit = device->runtime->config.streams, count = 0, all = 0;
   nib_stream *unfinished = NULL;
-  int32_t count = 0;
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
-    if (!stream->released || stream->wrapped || stream->capture || stream->priority != priority) continue;
+    if (stream->wrapped || stream == device->default_stream) continue;
+    all++;
+    if (!stream->released || stream->capture || (limit == 0 && stream->priority != priority)) continue;
     if (device->backend->reached(stream, stream->submitted)) return stream;
     if (count++ == 0) unfinished = stream;
   }
-  return count >= MOST_UNFINISHED ? unfinished : NULL;
+  *full = limit > 0 && all >= limit && device->default_stream;
+  return *full || (limit == 0 && count >= MOST_UNFINISHED) ? unfinished : NULL;
 }
 
 static nib_status open_stream(nib_device *device, int32_t priority, nib_stream **out) {
   nib_runtime *rt = device->runtime;
-  nib_stream *stream = find_released(device, priority);
+  bool full = false;
+  nib_stream *stream = find_released(device, priority, &full);
   if (stream) {
     stream->released = false;
     stream->id = ++rt->last_stream_id;
@@ -36,6 +41,9 @@ static nib_status open_stream(nib_device *device, int32_t priority, nib_stream *
     NIB_TELL(rt, NIB_OBSERVED_STREAM_CREATED, .operation = "stream", .device = device, .stream = stream->id);
     return NIB_OK;
   }
+  if (full)
+    return nib_fail(rt, NIB_MEMORY, "stream: streams: expected at most %lld of %s at a time (the limit), got one more",
+                    (long long)rt->config.streams, device->info.name);
   stream = nib_allocate_zero(rt, sizeof *stream);
   if (!stream) return nib_fail_memory(rt, "stream", sizeof *stream);
   stream->device = device;
@@ -157,10 +165,13 @@ nib_status nib_submit(nib_stream *stream, const char *operation, const struct ni
     status = nib_uses_reserve(device->runtime, &accesses[i].tensor->storage->deferred.uses);
     if (status != NIB_OK) return status;
   }
+  uint64_t bytes = device->runtime->config.queued_bytes ? nib_operand_bytes(0, accesses, access_count) : 0;
   if (work->module) status = nib_uses_reserve(device->runtime, nib_module_uses(work->module));
+  if (status == NIB_OK) status = nib_queued_wait(device, operation, bytes);
   if (status == NIB_OK) status = device->backend->launch(stream, work);
   if (status != NIB_OK) return status;
   stream->submitted++;
+  nib_queued_add(stream, bytes);
   for (int32_t i = 0; i < access_count; i++)
     if (accesses[i].tensor)
       nib_uses_add(&accesses[i].tensor->storage->deferred.uses, stream, stream->submitted, accesses[i].write);

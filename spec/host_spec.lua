@@ -109,6 +109,10 @@ describe("a host in C", function()
     run("tick")
   end)
 
+  it("may bound what is queued and how many streams there are, and drop what is queued", function()
+    run("queued")
+  end)
+
   it("may open the module in its own Lua states, with runtimes of its own", function()
     run("lua_host", { lua = true })
   end)

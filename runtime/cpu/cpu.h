@@ -7,12 +7,23 @@
 #include "../../kernels/cpu/kernel.h"
 #include "../backend.h"
 
-/* One call of a kernel, spread over the pool: threads take chunks until none are left. */
+struct nib_cpu;
+struct nib_cpu_task;
+
+/* A kernel that runs: what its team's context is. */
+struct nib_cpu_run {
+  struct nib_cpu *cpu;
+  const struct nib_cpu_task *task;
+};
+
+/* One call of a kernel, spread over the pool: threads take chunks until none are left, and do them in pieces, so that a kernel
+ * that is dropped ends soon. */
 struct nib_cpu_region {
   struct nib_cpu_region *next;
+  const struct nib_cpu_run *run;
   void (*body)(void *argument, int64_t begin, int64_t end);
   void *argument;
-  int64_t count, chunk;
+  int64_t count, chunk, piece;
   int64_t taken; /* atomic: chunks begin here */
   int32_t helpers; /* pool threads inside, under the lock */
 };
@@ -29,14 +40,15 @@ struct nib_cpu_pool {
 
 void nib_cpu_pool_open(struct nib_cpu_pool *pool, nib_runtime *rt, int32_t threads);
 void nib_cpu_pool_close(struct nib_cpu_pool *pool);
-struct nib_cpu_team nib_cpu_pool_team(struct nib_cpu_pool *pool);
+/* A team's `run`; the context is a struct nib_cpu_run. */
+void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(void *argument, int64_t begin, int64_t end),
+                      void *argument);
 
 struct nib_cpu {
   struct nib_cpu_pool pool;
-  struct nib_cpu_team team;
   pthread_mutex_t lock;    /* all queues of the device */
   pthread_cond_t progress; /* some stream finished a task, or made room for one */
-  bool abandoned;          /* atomic: kernels that have not begun need not run, */
+  bool abandoned;          /* atomic: kernels need not run, or come to their end, */
   int32_t calls;           /* atomic: unless host functions that are still queued could see what they write */
   bool has_left;           /* threads that end join the one that ended before: of all, at most one is to be joined, */
   pthread_t left;          /* the last */
@@ -48,6 +60,7 @@ struct nib_cpu {
 
 struct nib_cpu_task {
   enum { NIB_CPU_KERNEL, NIB_CPU_CALL, NIB_CPU_RECORD, NIB_CPU_WAIT, NIB_CPU_PLAN } kind;
+  bool dropped; /* atomic; kernels and plans alone */
   enum nib_kernel kernel;
   union {
     _Alignas(16) unsigned char params[NIB_CPU_PARAMS_MAX];
@@ -82,6 +95,12 @@ void nib_cpu_queue_retire(nib_stream *stream);
 void nib_cpu_queue_close(nib_stream *stream);
 /* Copies the task into the queue. */
 nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task);
+uint64_t nib_cpu_drop(nib_stream *stream, uint64_t after);
+/* Whether nobody will see what the task writes. */
+static inline bool nib_cpu_is_unseen(const struct nib_cpu_run *run) {
+  return __atomic_load_n(&run->task->dropped, __ATOMIC_RELAXED) ||
+         (__atomic_load_n(&run->cpu->abandoned, __ATOMIC_RELAXED) && __atomic_load_n(&run->cpu->calls, __ATOMIC_RELAXED) == 0);
+}
 bool nib_cpu_reached(nib_stream *stream, uint64_t ticket);
 nib_status nib_cpu_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
 nib_status nib_cpu_take_error(nib_stream *stream);

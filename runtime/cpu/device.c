@@ -169,6 +169,7 @@ static const struct nib_backend backend = {
   .name = "cpu",
   .host_memory = true,
   .abandon = abandon,
+  .drop = nib_cpu_drop,
   .device_close = device_close,
   .memory_allocate = memory_allocate,
   .memory_free = memory_free,
@@ -207,7 +208,6 @@ nib_status nib_cpu_open(nib_runtime *rt, nib_device *device) {
   long processors = sysconf(_SC_NPROCESSORS_ONLN), pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   int32_t threads = rt->config.threads ? rt->config.threads : processors > 0 ? (int32_t)processors : 1;
   nib_cpu_pool_open(&cpu->pool, rt, threads);
-  cpu->team = nib_cpu_pool_team(&cpu->pool);
   device->backend = &backend;
   device->impl = cpu;
   device->fault = &cpu->fault;

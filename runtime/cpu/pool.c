@@ -15,12 +15,21 @@ int nib_cpu_thread_start(pthread_t *thread, void *(*function)(void *), void *arg
   return result;
 }
 
+/* The last piece is the longest: none is shorter than the grain. */
+static void run_pieces(const struct nib_cpu_region *region, int64_t begin) {
+  int64_t end = region->count - begin > region->chunk ? begin + region->chunk : region->count;
+  while (begin < end && !nib_cpu_is_unseen(region->run)) {
+    int64_t next = end - begin >= 2 * region->piece ? begin + region->piece : end;
+    region->body(region->argument, begin, next);
+    begin = next;
+  }
+}
+
 static void run_chunks(struct nib_cpu_region *region) {
   for (;;) {
     int64_t begin = __atomic_fetch_add(&region->taken, region->chunk, __ATOMIC_RELAXED);
     if (begin >= region->count) return;
-    int64_t end = region->count - begin > region->chunk ? begin + region->chunk : region->count;
-    region->body(region->argument, begin, end);
+    run_pieces(region, begin);
   }
 }
 
@@ -53,25 +62,28 @@ static void host_chunk(void *context, size_t index) {
   struct nib_cpu_region *region = context;
   struct nib_floats floats;
   nib_floats_enter(&floats);
-  int64_t begin = (int64_t)index * region->chunk;
-  int64_t end = region->count - begin > region->chunk ? begin + region->chunk : region->count;
-  region->body(region->argument, begin, end);
+  run_pieces(region, (int64_t)index * region->chunk);
   nib_floats_leave(&floats);
 }
 
-static void pool_run(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
-  struct nib_cpu_pool *pool = context;
+#define PIECE_GRAINS 8 /* between two looks at whether the kernel is dropped */
+
+void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
+  const struct nib_cpu_run *run = context;
+  struct nib_cpu_pool *pool = &run->cpu->pool;
   nib_config *config = &pool->runtime->config;
   int64_t threads = pool->wanted + 1;
   if (grain < 1) grain = 1;
   if (count <= 0) return;
+  struct nib_cpu_region region = { .run = run, .body = body, .argument = argument, .count = count, .chunk = count };
+  region.piece = grain < count / PIECE_GRAINS ? PIECE_GRAINS * grain : count;
   if (count <= grain || (threads == 1 && !config->parallel_for)) {
-    body(argument, 0, count);
+    run_pieces(&region, 0);
     return;
   }
   /* A few chunks for each thread, so that a slow one does not keep the others waiting. */
   int64_t chunk = (count + 4 * threads - 1) / (4 * threads);
-  struct nib_cpu_region region = { .body = body, .argument = argument, .count = count, .chunk = chunk > grain ? chunk : grain };
+  region.chunk = chunk > grain ? chunk : grain;
   if (config->parallel_for) {
     config->parallel_for(config->user, (size_t)((count + region.chunk - 1) / region.chunk), host_chunk, &region);
     return;
@@ -115,5 +127,3 @@ void nib_cpu_pool_close(struct nib_cpu_pool *pool) {
   pthread_cond_destroy(&pool->done);
   pthread_mutex_destroy(&pool->lock);
 }
-
-struct nib_cpu_team nib_cpu_pool_team(struct nib_cpu_pool *pool) { return (struct nib_cpu_team){ pool_run, pool }; }

@@ -13,15 +13,15 @@ nib_cpu_kernel *const nib_cpu_kernels[NIB_KERNEL_COUNT] = {
 #undef X
 };
 
-static void run_kernel(struct nib_cpu *cpu, enum nib_kernel kernel, const void *params) {
-  bool unseen = __atomic_load_n(&cpu->abandoned, __ATOMIC_RELAXED) && __atomic_load_n(&cpu->calls, __ATOMIC_RELAXED) == 0;
-  if (!unseen) nib_cpu_kernels[kernel](params, &cpu->team);
+static void run_kernel(const struct nib_cpu_run *run, enum nib_kernel kernel, const void *params) {
+  const struct nib_cpu_team team = { nib_cpu_pool_run, (void *)run };
+  if (!nib_cpu_is_unseen(run)) nib_cpu_kernels[kernel](params, &team);
 }
 
-static void run_plan(struct nib_cpu *cpu, const struct nib_plan *plan) {
-  for (int32_t i = 0; i < plan->node_count; i++) {
+static void run_plan(const struct nib_cpu_run *run, const struct nib_plan *plan) {
+  for (int32_t i = 0; i < plan->node_count && !nib_cpu_is_unseen(run); i++) {
     const struct nib_node *node = &plan->nodes[plan->order[i]];
-    run_kernel(cpu, node->kernel, node->params);
+    run_kernel(run, node->kernel, node->params);
   }
 }
 
@@ -33,9 +33,10 @@ static void wait_for(struct nib_cpu *cpu, nib_stream *stream, uint64_t ticket) {
 
 /* Returns the status of a host function, otherwise OK. */
 static nib_status run_task(struct nib_cpu *cpu, struct nib_cpu_task *task) {
+  const struct nib_cpu_run run = { cpu, task };
   struct timespec now;
   switch (task->kind) {
-  case NIB_CPU_KERNEL: run_kernel(cpu, task->kernel, task->as.params); break;
+  case NIB_CPU_KERNEL: run_kernel(&run, task->kernel, task->as.params); break;
   case NIB_CPU_CALL: {
     nib_status status = task->as.call.function(task->as.call.user);
     __atomic_fetch_sub(&cpu->calls, 1, __ATOMIC_RELAXED);
@@ -47,7 +48,7 @@ static nib_status run_task(struct nib_cpu *cpu, struct nib_cpu_task *task) {
     task->as.event->time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     break;
   case NIB_CPU_WAIT: wait_for(cpu, task->as.wait.stream, task->as.wait.ticket); break;
-  case NIB_CPU_PLAN: run_plan(cpu, task->as.plan); break;
+  case NIB_CPU_PLAN: run_plan(&run, task->as.plan); break;
   }
   return NIB_OK;
 }
@@ -177,6 +178,22 @@ nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
   pthread_cond_signal(&queue->work);
   pthread_mutex_unlock(&cpu->lock);
   return NIB_OK;
+}
+
+/* Of a kernel that is running, what is left. */
+uint64_t nib_cpu_drop(nib_stream *stream, uint64_t after) {
+  struct nib_cpu_queue *queue = stream->impl;
+  uint64_t first = 0;
+  if (!queue) return 0;
+  pthread_mutex_lock(&queue->cpu->lock);
+  for (uint64_t ticket = (after > queue->completed ? after : queue->completed) + 1; ticket <= queue->pushed; ticket++) {
+    struct nib_cpu_task *task = &queue->tasks[(ticket - 1) % NIB_CPU_QUEUE_LENGTH];
+    if (task->kind != NIB_CPU_KERNEL && task->kind != NIB_CPU_PLAN) continue;
+    __atomic_store_n(&task->dropped, true, __ATOMIC_RELAXED);
+    if (first == 0) first = ticket;
+  }
+  pthread_mutex_unlock(&queue->cpu->lock);
+  return first;
 }
 
 bool nib_cpu_reached(nib_stream *stream, uint64_t ticket) {

@@ -206,6 +206,14 @@ ENTRY(default_stream) {
 ENTRY(device_synchronize) { return nib_device_synchronize(w->device, NIB_UNLIMITED); }
 ENTRY(tick) { return nib_tick(w->runtime, 1000); }
 
+ENTRY(dropping) {
+  nib_mark_work(w->runtime);
+  int32_t cut = -1;
+  nib_status status = nib_drop_work(w->runtime, &cut);
+  CHECK(cut == 0);
+  return status;
+}
+
 ENTRY(deadline) {
   nib_set_deadline(w->runtime, 10000000); /* whose waits all end before it */
   nib_status status = nib_stream_synchronize(w->stream, NIB_UNLIMITED);
@@ -533,6 +541,7 @@ static const struct entry entries[] = {
   { device_synchronize, "nib_device_synchronize", 0 },
   { tick, "nib_tick", 0 },
   { deadline, "nib_set_deadline", 0 },
+  { dropping, "nib_mark_work nib_drop_work", 0 },
   { tensor_create, "nib_tensor_create", 0 },
   { tensor_create_unused, "nib_tensor_create", ALONE },
   { tensor_narrow, "nib_tensor_narrow", 0 },

@@ -1,4 +1,5 @@
 /* Sandboxes as their host sees them: calls with values, statuses, extensions, reloading, cancelling, failing memory. */
+#include <dirent.h>
 #include <lauxlib.h>
 #include <pthread.h>
 #include <time.h>
@@ -294,6 +295,92 @@ static void cancelling(void) {
   }
 }
 
+/* ---- What outlives a call ---- */
+
+static double processor_time(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static nib_device *busy_device(nib_sandbox *sandbox) {
+  nib_device *device = NULL;
+  OK(nib_sandbox_runtime(sandbox), nib_device_find(nib_sandbox_runtime(sandbox), device_name(), &device));
+  return device;
+}
+
+static void queued_work(void) {
+  nib_sandbox *sandbox = create(NULL);
+  bool drops = strcmp(device_name(), "cpu") == 0;
+  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "local t, u = nibble.zeros(1 << 20), nibble.zeros(1 << 20) state.t = t\n"
+                                              "local g = nibble.stream():capture(function() for i = 1, 30 do t:fill(i) u:fill(i) end end)\n"
+                                              "local small = nibble.stream():capture(function() t:fill(7) end) g:replay()\n"
+                                              "function once() g:replay() nibble.synchronize() end\n"
+                                              "function short() for i = 1, 50 do small:replay() end end\n"
+                                              "function forever() while true do pcall(g.replay, g) end end"));
+  nib_device *device = busy_device(sandbox);
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "once", NULL, 60000000));
+  double start = processor_time();
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "once", NULL, 60000000));
+  double whole = processor_time() - start;
+  CHECK_SCRIPT(NIB_EXPIRED, sandbox, nib_sandbox_call(sandbox, "forever", NULL, 2000));
+  const char *dropped = strstr(nib_sandbox_error(sandbox), "; dropped what was queued to write 2 tensors");
+  CHECK(drops ? dropped && dropped[44] == 0 : !dropped);
+  start = processor_time();
+  OK(nib_sandbox_runtime(sandbox), nib_device_synchronize(device, NIB_UNLIMITED));
+  CHECK(processor_time() - start < whole / 2 || !drops); /* what was left of a replay, not many of them */
+  /* What a call that ends well has queued is done. */
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "short", NULL, 60000000));
+  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "assert(state.t[1] == 7 and state.t[1 << 20] == 7)"));
+  nib_sandbox_close(sandbox);
+
+  /* The limit is the host's. */
+  sandbox = create(&(nib_sandbox_config){ .queued_bytes = 1 << 20 });
+  CHECK_SCRIPT(drops ? NIB_OK : NIB_SCRIPT, sandbox, LOAD(sandbox, "state.t = nibble.zeros(1 << 20) state.t:fill(1)"));
+  CHECK(drops || strstr(nib_sandbox_error(sandbox), "queued_bytes: expected at most 1048576 bytes"));
+  nib_sandbox_close(sandbox);
+}
+
+/* A closed sandbox leaves the kernel that is running where it is. */
+static void closing(void) {
+  nib_sandbox *sandbox = create(&(nib_sandbox_config){ .runtime = &(nib_config){ .threads = 1 } });
+  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function wait() nibble.randn(4 << 20, {device = 'cpu'}) nibble.synchronize('cpu') end\n"
+                                              "function go() for i = 1, 9 do nibble.randn(4 << 20, {device = 'cpu'}) end end"));
+  double start = processor_time();
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "wait", NULL, 60000000));
+  double whole = processor_time() - start;
+  start = processor_time();
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "go", NULL, 60000000));
+  while (processor_time() - start < whole / 100) nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+  start = processor_time();
+  nib_sandbox_close(sandbox);
+  CHECK(processor_time() - start < whole / 2);
+}
+
+static int threads(void) {
+  int count = 0;
+  DIR *folder = opendir("/proc/self/task");
+  CHECK(folder);
+  for (struct dirent *entry; (entry = readdir(folder)) != NULL;) count += entry->d_name[0] != '.';
+  closedir(folder);
+  return count;
+}
+
+static void many_streams(void) {
+  nib_sandbox *sandbox = create(&(nib_sandbox_config){ .streams = 3, .runtime = &(nib_config){ .threads = 1 } });
+  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "local t = nibble.zeros(1 << 16)\n"
+                                              "function go() for i = 1, 2000 do\n"
+                                              "  local s <close> = nibble.stream({priority = -(i % 2)}) s:scope(function() t:fill(i) end)\n"
+                                              "end end\n"
+                                              "function keep() local k = {} for i = 1, 4 do k[i] = nibble.stream() end end"));
+  int before = threads();
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "go", NULL, 60000000));
+  CHECK(threads() <= before + 3 || strcmp(device_name(), "cpu") != 0);
+  CHECK_SCRIPT(NIB_SCRIPT, sandbox, nib_sandbox_call(sandbox, "keep", NULL, 60000000));
+  CHECK(strstr(nib_sandbox_error(sandbox), "at most 3"));
+  nib_sandbox_close(sandbox);
+}
+
 /* ---- Failing memory ---- */
 
 /* What Lua, its library and the module make when it is first needed, and all that a sandbox has its own ways for. */
@@ -370,6 +457,9 @@ int main(void) {
   guarded_state();
   reloading();
   cancelling();
+  queued_work();
+  closing();
+  many_streams();
   failing_memory();
   many(NULL);
   long before = resident();
