@@ -47,6 +47,7 @@ typedef struct nib_sandbox nib_sandbox;
 /* All zero is a good configuration. */
 typedef struct nib_sandbox_config {
   uint32_t abi_version; /* NIB_ABI_VERSION; 0 means the same */
+  bool keep_state;      /* see nib_sandbox_load */
   /* Of the script's runtime; NULL: all defaults. Its memory_cap is left to device_memory, its index_base is 1. */
   const nib_config *runtime;
   size_t lua_memory;      /* bytes; 0: 4 MiB. No string and no part of a table may take more than a quarter. */
@@ -83,7 +84,12 @@ NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
 
 /* Compiles and runs a script (text) in a fresh environment, then its function `on_load(reloaded)` if it has one, and makes it
  * the sandbox's script. When anything fails, the one before goes on, with what it had. The table `state` is the same for all
- * scripts of the sandbox, one after the other: tensors, streams and graphs in it outlive their code. `name` is for messages. */
+ * scripts of the sandbox, one after the other: tensors, streams and graphs in it outlive their code. `name` is for messages.
+ *
+ * A new version starts with all that the limits allow, beside what the old one still has (so that for a while there may be twice
+ * as much). Then the old one goes. If `state` is more than the limits leave beside the new version, it is dropped: the new version
+ * is loaded once more, as the first one, with an empty `state`, and nib_sandbox_error says so (OK has no message otherwise). With
+ * keep_state it never is: the limits hold for both versions together, and one that does not fit is MEMORY or SCRIPT. */
 NIB_API nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us);
 
 /* What goes into a call and out of it. Both functions may raise Lua errors, which end the call like the script's own. */

@@ -14,6 +14,7 @@ NIB_SIZED(nib_sandbox_values, user);
 
 #define RUNTIME_BYTES ((size_t)8 << 20) /* of a runtime beside its tensors: streams, graphs, handles */
 #define FRESH_BYTES ((size_t)64 << 10)  /* of Lua's memory that are worth a look at the clock */
+#define MOST_MEMORY (SIZE_MAX / 4)
 #define LONG_US ((int64_t)1 << 50)       /* a deadline that only nib_sandbox_cancel brings nearer */
 #define LOOK_US 50                      /* the hook aims at being called as often */
 
@@ -93,7 +94,7 @@ static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new
   nib_sandbox *sandbox = user;
   if (!pointer) old_size = 0; /* it tells what kind of object it is for */
   bool grows = new_size > old_size;
-  bool refused = grows && (new_size > sandbox->lua_block || new_size - old_size > sandbox->lua_most - sandbox->lua_used);
+  bool refused = grows && (new_size > sandbox->lua_block || sandbox->lua_used + (new_size - old_size) > sandbox->lua_most);
   if (grows) sandbox->fresh += new_size;
   if (sandbox->running && (refused || sandbox->fresh > FRESH_BYTES) && sandbox->fresh > 0) {
     sandbox->fresh = 0;
@@ -110,7 +111,7 @@ static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new
 /* Allocates for the runtime, below its list of blocks and above it. */
 static void *allocate_block(void *user, void *pointer, size_t old_size, size_t new_size) {
   nib_sandbox *sandbox = user;
-  if (new_size > old_size && new_size - old_size > sandbox->host_most - sandbox->host_used) return NULL;
+  if (new_size > old_size && sandbox->host_used + (new_size - old_size) > sandbox->host_most) return NULL;
   void *block = host_allocate(sandbox, pointer, old_size, new_size);
   if (block || new_size == 0) sandbox->host_used = sandbox->host_used - old_size + new_size;
   return block;
@@ -230,34 +231,96 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
 struct script {
   const char *name;
   nib_sandbox_text text;
+  bool dropped_state;
 };
 
-static int load_script(lua_State *L) {
-  struct script *script = lua_touserdata(L, 1);
-  lua_settop(L, 0);
+/* ---- A new version's memory: beside what the old one has, as much as a script may have ---- */
+
+static void set_allowance(nib_sandbox *sandbox, bool beside) {
+  uint64_t device = 0;
+  for (int32_t i = 0; beside && i < nib_device_count(sandbox->runtime); i++) {
+    uint64_t bytes = nib_device_memory(nib_device_at(sandbox->runtime, i)).reserved_bytes;
+    if (bytes > device) device = bytes;
+  }
+  const nib_sandbox_config *config = &sandbox->config;
+  sandbox->lua_most = config->lua_memory;
+  if (beside && sandbox->lua_used > sandbox->lua_base) sandbox->lua_most += sandbox->lua_used - sandbox->lua_base;
+  sandbox->host_most = sandbox->host_limit + (beside ? sandbox->host_used : 0);
+  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++)
+    sandbox->module->limits.most[class] = (class == NIB_LUA_STREAM ? config->streams : config->tensors) +
+                                          (beside ? sandbox->module->count[class] : 0);
+  nib_set_limits(sandbox->runtime, config->device_memory + device, config->queued_bytes,
+                 config->streams + (beside ? sandbox->module->count[NIB_LUA_STREAM] : 0));
+}
+
+static bool is_too_much(const nib_sandbox *sandbox) {
+  const nib_sandbox_config *config = &sandbox->config;
+  bool too_much = sandbox->lua_used > config->lua_memory || sandbox->module->count[NIB_LUA_STREAM] > config->streams;
+  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++)
+    too_much = too_much || (class != NIB_LUA_STREAM && sandbox->module->count[class] > config->tensors);
+  for (int32_t i = 0; i < nib_device_count(sandbox->runtime); i++)
+    too_much = too_much || nib_device_memory(nib_device_at(sandbox->runtime, i)).used_bytes > config->device_memory;
+  return too_much;
+}
+
+/* Twice: the first round calls finalizers, the second frees what they were of. */
+static void collect(lua_State *L) {
+  for (int i = 0; i < 2; i++) {
+    lua_gc(L, LUA_GCCOLLECT);
+    nib_sandbox_check(L);
+  }
+}
+
+/* Makes the script that of the sandbox, with the table at index 1 as its `state`. */
+static void load_version(lua_State *L, const struct script *script, bool reloaded) {
+  nib_sandbox_text text = script->text;
+  lua_settop(L, 1);
   lua_rawgetp(L, LUA_REGISTRYINDEX, &globals_key);
-  lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
-  nib_sandbox_push_environment(L, 1, 2);
+  nib_sandbox_push_environment(L, 2, 1);
   lua_pushfstring(L, "@%s", script->name);
-  if (nib_sandbox_compile(L, &script->text, lua_tostring(L, -1)) != LUA_OK) return lua_error(L);
+  if (nib_sandbox_compile(L, &text, lua_tostring(L, -1)) != LUA_OK) lua_error(L);
   lua_pushvalue(L, 3);
   lua_setupvalue(L, -2, 1);
   lua_call(L, 0, 0);
   lua_pushliteral(L, "on_load");
   if (lua_rawget(L, 3) == LUA_TFUNCTION) {
-    lua_pushboolean(L, lua_rawgetp(L, LUA_REGISTRYINDEX, &environment_key) != LUA_TNIL);
-    lua_remove(L, -2);
+    lua_pushboolean(L, reloaded);
     lua_call(L, 1, 0);
   }
   nib_sandbox_check(L); /* what ends late has not ended well */
   lua_pushvalue(L, 3);
   lua_rawsetp(L, LUA_REGISTRYINDEX, &environment_key);
+}
+
+static int load_script(lua_State *L) {
+  struct script *script = lua_touserdata(L, 1);
+  nib_sandbox *sandbox = nib_sandbox_of(L);
+  lua_settop(L, 0);
+  bool reloaded = lua_rawgetp(L, LUA_REGISTRYINDEX, &environment_key) != LUA_TNIL;
+  lua_settop(L, 0);
+  if (!sandbox->config.keep_state) set_allowance(sandbox, true);
+  lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
+  load_version(L, script, reloaded);
+  lua_settop(L, 0);
+  if (is_too_much(sandbox)) collect(L); /* the old version */
+  if (!is_too_much(sandbox)) return 0;
+  set_allowance(sandbox, true);
+  lua_newtable(L);
+  load_version(L, script, false);
+  lua_settop(L, 1);
+  lua_rawsetp(L, LUA_REGISTRYINDEX, &state_key);
+  script->dropped_state = true;
+  collect(L);
   return 0;
 }
 
 nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us) {
-  struct script script = { name, { source, length, NULL } };
-  return run(sandbox, name, load_script, &script, budget_us);
+  struct script script = { name, { source, length, NULL }, false };
+  nib_status status = run(sandbox, name, load_script, &script, budget_us);
+  if (!sandbox->running && status != NIB_FORKED && status != NIB_CLOSED) set_allowance(sandbox, false);
+  if (status != NIB_OK || !script.dropped_state) return status;
+  refuse(sandbox, NIB_OK, name, "state: expected one that fits beside the new version, dropped it");
+  return NIB_OK;
 }
 
 struct call {
@@ -327,13 +390,13 @@ size_t nib_sandbox_lua_memory(const nib_sandbox *sandbox) { return sandbox->lua_
 
 /* Limits of the module's own objects and loops. */
 static void set_limits(lua_State *L) {
-  const nib_sandbox *sandbox = nib_sandbox_of(L);
+  nib_sandbox *sandbox = nib_sandbox_of(L);
   lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state");
   nib_lua_state *state = lua_touserdata(L, -1);
   state->limits = (nib_lua_limits){ .check = nib_sandbox_check, .slice_us = 500, .no_addresses = true };
   state->limits.most_elements = sandbox->config.device_memory < INT64_MAX ? (int64_t)sandbox->config.device_memory : INT64_MAX;
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++) state->limits.most[class] = sandbox->config.tensors;
-  state->limits.most[NIB_LUA_STREAM] = sandbox->config.streams;
+  sandbox->module = state;
+  set_allowance(sandbox, false);
   lua_pop(L, 1);
 }
 
@@ -355,6 +418,8 @@ static int open_sandbox(lua_State *L) {
   lua_rawsetp(L, LUA_REGISTRYINDEX, &globals_key);
   lua_newtable(L);
   lua_rawsetp(L, LUA_REGISTRYINDEX, &state_key);
+  collect(L);
+  nib_sandbox_of(L)->lua_base = nib_sandbox_of(L)->lua_used;
   return 0;
 }
 
@@ -379,10 +444,13 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
   if (!blank.config.tensors) blank.config.tensors = 10000;
   if (!blank.config.streams) blank.config.streams = 8;
   if (!blank.config.queued_bytes) blank.config.queued_bytes = (uint64_t)256 << 20;
+  if (blank.config.lua_memory > MOST_MEMORY) blank.config.lua_memory = MOST_MEMORY; /* sums stay below their types' ends */
   blank.lua_most = blank.config.lua_memory;
   blank.lua_block = blank.lua_most / 4;
-  blank.host_most = blank.config.device_memory < SIZE_MAX - RUNTIME_BYTES ? (size_t)blank.config.device_memory + RUNTIME_BYTES
-                                                                          : SIZE_MAX;
+  if (blank.config.device_memory > MOST_MEMORY) blank.config.device_memory = MOST_MEMORY;
+  if (blank.config.tensors > INT32_MAX / 2) blank.config.tensors = INT32_MAX / 2;
+  if (blank.config.streams > INT32_MAX / 2) blank.config.streams = INT32_MAX / 2;
+  blank.host_limit = blank.host_most = (size_t)blank.config.device_memory + RUNTIME_BYTES;
   nib_sandbox *sandbox = host_allocate(&blank, NULL, 0, sizeof *sandbox);
   if (!sandbox) return NIB_MEMORY;
   *sandbox = blank;

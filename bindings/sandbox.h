@@ -14,7 +14,9 @@ struct nib_sandbox {
   lua_State *running; /* L or one of its coroutines; NULL between calls */
   size_t lua_used, lua_most, lua_block;
   size_t fresh; /* bytes of Lua's since the last look at the clock */
-  size_t host_used, host_most; /* all memory of the runtime */
+  size_t lua_base;                         /* of lua_used, what every script has */
+  size_t host_used, host_most, host_limit; /* all memory of the runtime; host_most is more while a new version is loaded */
+  nib_lua_state *module;
   nib_lua_blocks blocks;
   int64_t deadline_us; /* of nib_sandbox_now; 0: none */
   int64_t instructions_left;

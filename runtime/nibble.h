@@ -158,6 +158,9 @@ NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
  * deadline interrupts what another thread waits for, if that began with one. */
 NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);
 
+/* Changes these of the config. What is there already stays, also where it is more. */
+NIB_API nib_status nib_set_limits(nib_runtime *runtime, uint64_t memory_cap, uint64_t queued_bytes, int64_t streams);
+
 /* Drops the work that was queued since nib_mark_work (without one: all): on the CPU, kernels and replays that have not begun do
  * nothing, and one that is running ends after its next piece; a GPU finishes what it has. Functions of nib_stream_call and events
  * come all the same, and what the work used is free as if it were done. `cut` (may be NULL) gets how many storages that are still

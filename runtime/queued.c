@@ -64,6 +64,16 @@ void nib_queued_add(nib_stream *stream, uint64_t bytes) {
   stream->loads[stream->load_count++] = (struct nib_load){ stream->submitted, bytes };
 }
 
+nib_status nib_set_limits(nib_runtime *rt, uint64_t memory_cap, uint64_t queued_bytes, int64_t streams) {
+  nib_status status = nib_enter(rt);
+  if (status != NIB_OK) return status;
+  if (streams < 0) return nib_fail(rt, NIB_INVALID, "set_limits: streams: expected 0 or more, got %lld", (long long)streams);
+  rt->config.memory_cap = memory_cap;
+  rt->config.queued_bytes = queued_bytes;
+  rt->config.streams = streams;
+  return NIB_OK;
+}
+
 /* ---- Dropping ------------------------------------------------------------------------------------------------------ */
 
 void nib_mark_work(nib_runtime *rt) {

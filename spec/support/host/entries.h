@@ -214,6 +214,12 @@ ENTRY(dropping) {
   return status;
 }
 
+ENTRY(limits) {
+  nib_status status = nib_set_limits(w->runtime, 0, 0, 0);
+  CHECK(w->ended || nib_set_limits(w->runtime, 0, 0, -1) == NIB_INVALID);
+  return status;
+}
+
 ENTRY(deadline) {
   nib_set_deadline(w->runtime, 10000000); /* whose waits all end before it */
   nib_status status = nib_stream_synchronize(w->stream, NIB_UNLIMITED);
@@ -541,6 +547,7 @@ static const struct entry entries[] = {
   { device_synchronize, "nib_device_synchronize", 0 },
   { tick, "nib_tick", 0 },
   { deadline, "nib_set_deadline", 0 },
+  { limits, "nib_set_limits", 0 },
   { dropping, "nib_mark_work nib_drop_work", 0 },
   { tensor_create, "nib_tensor_create", 0 },
   { tensor_create_unused, "nib_tensor_create", ALONE },

@@ -257,6 +257,56 @@ static void reloading(void) {
   CHECK(heap.live == 0 && heap.bytes == 0);
 }
 
+/* Versions that keep all the memory there is: the next one is loaded all the same. */
+static void hot_fixes(void) {
+  static const char hoard[] = "local function hoard(t) while true do t[#t + 1] = {('x'):rep(100) .. #t} end end\n"
+                              "local function more(t) while true do t[#t + 1] = nibble.zeros(1 << 18) end end\n"
+                              "state.n = (state.n or 0) + 1\n"
+                              "function lua() hoarded = {} hoard(hoarded) end\n"
+                              "function lua_state() state.hoarded = {} hoard(state.hoarded) end\n"
+                              "function device() hoarded = {} more(hoarded) end\n"
+                              "function device_state() state.hoarded = {} more(state.hoarded) end\n"
+                              "function streams() hoarded = {} while true do hoarded[#hoarded + 1] = nibble.stream() end end\n"
+                              "function version() return state.n end";
+  static const char fix[] = "local big = {} for i = 1, 8000 do big[i] = {('y'):rep(100) .. i} end\n"
+                            "local function use() state.t = state.t or nibble.zeros(1 << 18):fill(3) state.s = nibble.stream() end\n"
+                            "function on_load(reloaded) state.reloaded = reloaded use() end\n"
+                            "function version() return #big + (state.n or 0) + (state.reloaded and 10 or 0) + state.t[1] end";
+  static const struct {
+    const char *function;
+    nib_status status;
+    bool drops_state;
+  } hoards[] = { { "lua", NIB_MEMORY, false },         { "lua_state", NIB_MEMORY, true }, { "device", NIB_SCRIPT, false },
+                 { "device_state", NIB_SCRIPT, true }, { "streams", NIB_SCRIPT, false } };
+  for (int keep = 0; keep < 2; keep++)
+    for (size_t i = 0; i < sizeof hoards / sizeof *hoards; i++) {
+      nib_sandbox *sandbox = create(&(nib_sandbox_config){ .keep_state = keep == 1, .lua_memory = 2 << 20, .device_memory = 8 << 20 });
+      CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, hoard));
+      CHECK_SCRIPT(hoards[i].status, sandbox, nib_sandbox_call(sandbox, hoards[i].function, NULL, 60000000));
+      nib_status refused = keep && hoards[i].status == NIB_MEMORY ? NIB_MEMORY : NIB_SCRIPT;
+      CHECK_SCRIPT(refused, sandbox, LOAD(sandbox, "error('not this one')"));
+      CHECK_SCRIPT(refused, sandbox, LOAD(sandbox, "local t = nibble.zeros(1) function on_load() error('nor this one') end"));
+      CHECK(number_of(sandbox, "version") == 1);
+      nib_status status = LOAD(sandbox, fix);
+      if (keep) {
+        CHECK_SCRIPT(refused, sandbox, status);
+        CHECK(number_of(sandbox, "version") == 1);
+      } else {
+        CHECK_SCRIPT(NIB_OK, sandbox, status);
+        CHECK(!*nib_sandbox_error(sandbox) == !hoards[i].drops_state);
+        CHECK(!hoards[i].drops_state || strcmp(nib_sandbox_error(sandbox), "test: state: expected one that fits beside the new version, "
+                                                                           "dropped it") == 0);
+        CHECK(number_of(sandbox, "version") == 8000 + 3 + (hoards[i].drops_state ? 0 : 11));
+      }
+      /* The limits are what they were. */
+      CHECK(nib_sandbox_lua_memory(sandbox) <= 2 << 20);
+      if (!keep) CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, hoard));
+      CHECK_SCRIPT(NIB_MEMORY, sandbox, nib_sandbox_call(sandbox, "lua", NULL, 60000000));
+      CHECK(nib_sandbox_lua_memory(sandbox) <= 2 << 20);
+      nib_sandbox_close(sandbox);
+    }
+}
+
 /* ---- Cancelling ---- */
 
 struct canceller {
@@ -456,6 +506,7 @@ int main(void) {
   extensions();
   guarded_state();
   reloading();
+  hot_fixes();
   cancelling();
   queued_work();
   closing();
