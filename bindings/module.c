@@ -1,5 +1,8 @@
 /* The Lua module `nibble`: its runtime, errors, memory, waits, and the functions about devices. */
+#define _POSIX_C_SOURCE 200809L
+
 #include <string.h>
+#include <time.h>
 
 #include "args.h"
 
@@ -87,6 +90,11 @@ void nib_lua_check_elements(lua_State *L, const char *operation, const nib_tenso
 
 void nib_lua_tick(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
+  if (state->observes && !state->wait_began_ns) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now); /* the clock of observations */
+    state->wait_began_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+  }
   if (state->limits.check) state->limits.check(L);
   luaL_checkstack(L, 4, NULL);
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_TICK);
@@ -190,14 +198,25 @@ static int synchronize_device(lua_State *L, const char *operation) {
 static int synchronize(lua_State *L) { return synchronize_device(L, "synchronize"); }
 static int check_faults(lua_State *L) { return synchronize_device(L, "check_faults"); }
 
+/* What runs inside a range: a function and its arguments. */
+static int call_in_range(lua_State *L) {
+  NIB_LUA_OBSERVED(L);
+  lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);
+  return lua_gettop(L);
+}
+
 static int range(lua_State *L) {
   nib_runtime *runtime = nib_lua_runtime(L, "range");
   const char *name = nib_lua_text(L, "range", "name", 1);
   if (!nib_lua_is_function(L, 2)) nib_lua_expected(L, "range", "fn", 2, "a function");
+  lua_pushvalue(L, lua_upvalueindex(1));
+  lua_pushcclosure(L, call_in_range, 1);
+  lua_insert(L, 2);
   nib_range_push(runtime, name);
   int status = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 0);
   nib_range_pop(runtime);
   if (status != LUA_OK) return lua_error(L);
+  NIB_LUA_OBSERVED(L);
   return lua_gettop(L) - 1;
 }
 

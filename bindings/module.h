@@ -70,6 +70,7 @@ typedef struct nib_lua_state {
   int busy; /* Lua code runs (a finalizer or a hook) while a C function of the module holds handles */
   struct nib_lua_observation *observed, *observed_last; /* not told to Lua's observers yet */
   uint64_t observed_count; /* of all */
+  int64_t wait_began_ns; /* of a wait in slices that goes on, where observed; 0: none */
   bool observations_lost;
   bool observes;   /* the runtime's observer is this state's */
   bool telling;    /* observers run: what they do themselves is not observed */
@@ -152,11 +153,13 @@ int nib_lua_check_reports(lua_State *L);
   do {                                                                    \
     nib_status status_;                                                   \
     int64_t timeout_us = 0;                                               \
+    nib_lua_get_state(L)->wait_began_ns = 0;                              \
     while ((status_ = (call)) == NIB_TIMEOUT) {                           \
       nib_lua_tick(L);                                                    \
       int64_t slice_us_ = nib_lua_get_state(L)->limits.slice_us;          \
       timeout_us = slice_us_ ? slice_us_ : NIB_LUA_SLICE_US;              \
     }                                                                     \
+    nib_lua_get_state(L)->wait_began_ns = 0;                              \
     if (status_ != NIB_OK) nib_lua_raise(L, operation, status_);          \
     NIB_LUA_OBSERVED(L);                                                  \
   } while (0)

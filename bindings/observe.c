@@ -38,8 +38,9 @@ static void keep(void *user, const nib_observation *seen) {
   nib_lua_state *state = user;
   if (state->telling && !state->collecting) return; /* an observer's own work; what the collector ends may be the script's */
   size_t accesses = (size_t)seen->access_count * sizeof(struct access), deps = (size_t)seen->dep_count * sizeof *seen->deps;
-  size_t attributes = (size_t)seen->attribute_count * sizeof *seen->attributes, kernel = seen->kernel ? strlen(seen->kernel) + 1 : 0;
-  char *block = malloc(sizeof(struct nib_lua_observation) + accesses + deps + attributes + kernel + (size_t)5 * 16);
+  size_t attributes = (size_t)seen->attribute_count * sizeof *seen->attributes;
+  size_t kernel = seen->kernel ? strlen(seen->kernel) + 1 : 0, name = seen->name ? strlen(seen->name) + 1 : 0;
+  char *block = malloc(sizeof(struct nib_lua_observation) + accesses + deps + attributes + kernel + name + (size_t)6 * 16);
   if (!block) {
     state->observations_lost = true;
     return;
@@ -70,6 +71,8 @@ static void keep(void *user, const nib_observation *seen) {
   if (deps > 0) kept->seen.deps = memcpy(cut(&block, deps), seen->deps, deps);
   if (attributes > 0) kept->seen.attributes = memcpy(cut(&block, attributes), seen->attributes, attributes);
   if (kernel > 0) kept->seen.kernel = memcpy(cut(&block, kernel), seen->kernel, kernel);
+  if (name > 0) kept->seen.name = memcpy(cut(&block, name), seen->name, name);
+  if (seen->kind == NIB_OBSERVED_SYNCHRONIZED && state->wait_began_ns && state->wait_began_ns < seen->begin_ns) kept->seen.begin_ns = state->wait_began_ns;
   *(state->observed_last ? &state->observed_last->next : &state->observed) = kept;
   state->observed_last = kept;
 }
@@ -158,12 +161,15 @@ static void push_access(lua_State *L, const struct access *access) {
 
 static void push_observation(lua_State *L, const struct nib_lua_observation *kept) {
   const nib_observation *seen = &kept->seen;
-  lua_createtable(L, 0, 12);
+  lua_createtable(L, 0, 14);
   set_text(L, "kind", nib_observation_name(seen->kind));
-  lua_pushnumber(L, (double)seen->time_us / 1e6);
+  lua_pushnumber(L, (double)seen->time_ns / 1e9);
   lua_setfield(L, -2, "time");
+  lua_pushnumber(L, (double)seen->begin_ns / 1e9);
+  lua_setfield(L, -2, "begin");
   set_text(L, "operation", seen->operation);
   set_text(L, "kernel", seen->kernel);
+  set_text(L, "name", seen->name);
   set_text(L, "device", nib_device_get_info(seen->device)->name);
   set_number(L, "stream", seen->stream);
   set_number(L, "event", seen->event);

@@ -198,6 +198,7 @@ struct nib_runtime {
   uint64_t last_stream_id, last_capture_id, last_id; /* last_id: of storages, events and graphs */
   void (*observe)(void *user, const nib_observation *observation);
   void *observe_user;
+  int64_t entered_ns; /* when the last function was entered, for the observer */
   struct nib_ranges ranges;
   char error[1024];
 };
@@ -253,6 +254,7 @@ nib_status nib_device_open(nib_device *device); /* before the first use; OK at o
 /* Refuses a wait or a host access while a stream of the device captures. */
 nib_status nib_check_not_capturing(nib_device *device, const char *operation);
 int64_t nib_now_us(void);
+int64_t nib_now_ns(void); /* the same clock */
 /* What is left until `timeout_us` after `start_us`, 0 or more; NIB_UNLIMITED stays. */
 int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
 /* What is left until the host's deadline, 0 or more (NIB_UNLIMITED: there is none), whether it has passed, and the error for

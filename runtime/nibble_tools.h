@@ -69,8 +69,8 @@ static inline nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_ker
 
 /* ---- Profiling and observing -------------------------------------------------------------------------------------- */
 
-/* A named range on the calling thread's line in a profiler (NVTX); nothing where neither libnvtx3interop nor libnvToolsExt is
- * on the machine. */
+/* A named range on the calling thread's line in a profiler (NVTX, where libnvtx3interop or libnvToolsExt is on the machine), and for
+ * an observer. */
 NIB_API void nib_range_push(nib_runtime *runtime, const char *name);
 NIB_API void nib_range_pop(nib_runtime *runtime);
 
@@ -97,7 +97,9 @@ NIB_API void nib_range_pop(nib_runtime *runtime);
   X(EVENT_RELEASED, "event_released")                                                                                      \
   X(GRAPH_RELEASED, "graph_released")                                                                                      \
   X(STREAM_CREATED, "stream_created")                                                                                      \
-  X(STREAM_RELEASED, "stream_released")
+  X(STREAM_RELEASED, "stream_released")                                                                                    \
+  X(RANGE_PUSH, "range_push")           /* `name`; ranges are the host's: the device is the CPU */                         \
+  X(RANGE_POP, "range_pop")
 
 typedef enum nib_observation_kind {
 #define X(symbol, name) NIB_OBSERVED_##symbol,
@@ -135,13 +137,15 @@ typedef struct nib_observation {
   uint64_t unjoined;                               /* a stream's number */
   uint64_t bytes;
   int64_t handles;
-  int64_t time_us; /* of a clock that only goes forward */
+  int64_t time_ns;  /* of a clock that only goes forward: now that it is queued or done */
+  int64_t begin_ns; /* of work, records, waits, reads, writes and replays: when the function that did it began to */
   int32_t node; /* from 0; -1: none */
   int32_t dep_count;
   const int32_t *deps; /* the nodes that it waits for, ascending */
   const nib_access *accesses;
   int32_t access_count, attribute_count;
   const nib_attribute *attributes;
+  const char *name; /* of a range: as it was given */
 } nib_observation;
 
 NIB_API const char *nib_observation_name(nib_observation_kind kind); /* "work", ... */

@@ -19,7 +19,10 @@ void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib
 void nib_tell(nib_runtime *rt, const nib_observation *observation) {
   if (!rt->observe) return;
   nib_observation timed = *observation;
-  timed.time_us = nib_now_us();
+  timed.time_ns = nib_now_ns();
+  bool lasts = timed.kind <= NIB_OBSERVED_HOST_WRITE || timed.kind == NIB_OBSERVED_REPLAY;
+  timed.begin_ns = lasts && rt->entered_ns ? rt->entered_ns : timed.time_ns;
+  rt->entered_ns = timed.time_ns; /* what else the same function does begins now */
   rt->observe(rt->observe_user, &timed);
 }
 

@@ -2,7 +2,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "internal.h"
+#include "backend.h"
 
 /* Finds the library at the first range; without it ranges cost a comparison. */
 static struct nib_ranges *find_ranges(nib_runtime *rt) {
@@ -23,9 +23,11 @@ static struct nib_ranges *find_ranges(nib_runtime *rt) {
 void nib_range_push(nib_runtime *rt, const char *name) {
   struct nib_ranges *ranges = find_ranges(rt);
   if (ranges->push) ranges->push(name);
+  NIB_TELL(rt, NIB_OBSERVED_RANGE_PUSH, .operation = "range", .device = &rt->devices[0], .name = name);
 }
 
 void nib_range_pop(nib_runtime *rt) {
   struct nib_ranges *ranges = find_ranges(rt);
   if (ranges->pop) ranges->pop();
+  NIB_TELL(rt, NIB_OBSERVED_RANGE_POP, .operation = "range", .device = &rt->devices[0]);
 }

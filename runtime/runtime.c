@@ -128,6 +128,7 @@ nib_status nib_enter(nib_runtime *rt) {
   if (nib_is_forked(rt))
     return nib_fail(rt, NIB_FORKED, "runtime: process: expected the process that created it (%d), got its child %d after fork",
                     (int)rt->process, (int)getpid());
+  if (rt->observe) rt->entered_ns = nib_now_ns();
   return NIB_OK;
 }
 
@@ -176,11 +177,13 @@ nib_status nib_take_trouble(nib_device *device, uint64_t only) {
 
 /* ---- Time ---------------------------------------------------------------------------------------------------------- */
 
-int64_t nib_now_us(void) {
+int64_t nib_now_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
+
+int64_t nib_now_us(void) { return nib_now_ns() / 1000; }
 
 int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
   if (timeout_us == NIB_UNLIMITED) return NIB_UNLIMITED;

@@ -196,6 +196,91 @@ describe("a trace", function()
     assert.is_string(why)
   end)
 
+  it("takes no time while it is paused, and knows nanoseconds #quick", function()
+    collectgarbage()
+    local recorder = assert(trace.record(path))
+    local t = nibble.zeros(7)
+    nibble.synchronize()
+    recorder:pause(true)
+    local from = os.clock()
+    repeat nibble.zeros(5) nibble.synchronize() until os.clock() > from + 0.05
+    recorder:pause(false)
+    t:fill(1)
+    assert(recorder:close())
+    local list = trace.read(path).list
+    assert.equal("tensor:fill", list[#list].operation)
+    assert.equal(list[#list - 1].time, list[#list].begin or list[#list].time)
+    local fine = false
+    for _, o in ipairs(list) do
+      assert.is_true((o.begin or o.time) <= o.time)
+      fine = fine or math.floor(o.time * 1e9 + 0.5) % 1000 ~= 0
+    end
+    assert.is_true(fine)
+  end)
+
+  it("has the ranges of nibble.range, in its summary and on the host's track #quick", function()
+    local run = record(function()
+      nibble.range("outer", function()
+        nibble.range("in\27[31mner", nibble.zeros, 3)
+        pcall(nibble.range, "inner", error)
+      end)
+    end)
+    local list = {}
+    for _, o in ipairs(run.list) do
+      if o.kind:find("^range") then list[#list + 1] = o.name or "pop" end
+    end
+    assert.same({ "outer", "in\27[31mner", "pop", "inner", "pop", "pop" }, list)
+    assert.matches("spec/trace_spec.lua:%d+$", kinds(run, "range_push")[1].where)
+    assert.matches("\n  outer +1 +%d+%.%d%d%d\n", trace.summary(run))
+    assert.matches("\n  in\\x1B%[31mner +1 ", trace.summary(run))
+    local spans = {}
+    for _, event in ipairs(require("nibble.trace_chrome").convert(run).traceEvents) do
+      if event.cat == "range" then spans[event.name] = { event.ts, event.ts + event.dur } end
+    end
+    assert.is_true(spans.outer[1] <= spans.inner[1] and spans.inner[2] <= spans.outer[2])
+    assert.is_table(spans["in\\x1B[31mner"])
+    assert.is_true(replay(run).ok)
+  end)
+
+  it("shows a stream's work in flight until the host knows that it is done #quick", function()
+    local access = { storage = 9, offset = 0, dtype = "uint8", shape = { 1 }, stride = { 1 }, write = true }
+    local function slices(...)
+      local run = { header = {}, list = {} }
+      for i, o in ipairs { ... } do
+        o.time, o.operation, o.device = i * 1e-6, "x", "cpu"
+        if o.kind == "work" then o.accesses = { access } end
+        run.list[i] = o
+      end
+      local found = {}
+      for _, event in ipairs(require("nibble.trace_chrome").convert(run).traceEvents) do
+        if event.name == "in flight" then found[#found + 1] = ("%d: %g to %g"):format(event.tid, event.ts, event.ts + event.dur) end
+      end
+      table.sort(found)
+      return found
+    end
+    local function work(stream) return { kind = "work", stream = stream } end
+    local function host() return { kind = "host_write", accesses = {} } end
+    assert.same({ "1: 1 to 4" }, slices(work(1), host(), work(1), { kind = "synchronized", stream = 1 }, host()))
+    assert.same({ "1: 1 to 2", "1: 4 to 5" }, slices(work(1), { kind = "synchronized" }, host(), work(1), { kind = "synchronized" }))
+    assert.same({ "1: 1 to 4", "2: 3 to 4" }, slices(work(1), { kind = "event_record", stream = 1, event = 5 },
+      { kind = "stream_wait", stream = 2, event = 5 }, { kind = "synchronized", stream = 2 }, host()))
+    assert.same({ "1: 1 to 3" }, slices(work(1), { kind = "event_record", stream = 1, event = 5 },
+      { kind = "synchronized", event = 5 }, host()))
+    assert.same({ "1: 1 to 2" }, slices(work(1), { kind = "synchronized", storage = 9 }, host()))
+    assert.same({ "1: 1 to 3" }, slices(work(1), { kind = "synchronized", stream = 7 }, host())) -- not known: to the end
+  end)
+
+  it("keeps the bytes of titles and paths that are no UTF-8, in JSON that is #quick", function()
+    local title = "a\xffb\\x41\\c\xc3\xa9"
+    local run = record(function()
+      assert(load("local nibble = ... nibble.zeros(3)", "@f\xfe\\.lua"))(nibble)
+    end, { title = title })
+    assert.equal(title, run.header.title)
+    assert.equal("f\xfe\\.lua:1", kinds(run, "work")[1].where)
+    assert.is_truthy(utf8.len(process.read(path)))
+    assert.matches("^trace of a\\xFFb\\x41\\c\xc3\xa9, nibble", trace.summary(run))
+  end)
+
   it("is summarised #quick", function()
     local text = trace.summary(record(everything, { title = "all of it" }))
     for _, pattern in ipairs {
@@ -240,9 +325,14 @@ describe("a trace", function()
       end
     end
     for _, start in pairs(starts) do assert.equal(math.huge, start) end
-    for _, list in pairs(on_track) do
-      table.sort(list, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] < b[2] end)
-      for i = 2, #list do assert.is_true(list[i][1] >= list[i - 1][2], "slices overlap") end
+    for _, list in pairs(on_track) do -- one lies behind another, or inside it
+      table.sort(list, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] > b[2] end)
+      local open = {}
+      for _, slice in ipairs(list) do
+        while #open > 0 and open[#open][2] <= slice[1] do table.remove(open) end
+        assert.is_true(#open == 0 or slice[2] <= open[#open][2], "slices overlap")
+        open[#open + 1] = slice
+      end
     end
     assert.equal(#kinds(run, "work"), slices.work)
     assert.equal(4, slices.replay)
@@ -314,6 +404,28 @@ describe("a trace that is executed again", function()
     assert.equal(160, result.compared)
   end)
 
+  it("copies between devices on its one device #quick", function()
+    if nibble.device() == "cpu" then pending("the CPU alone is one device") end
+    local run = record(function()
+      local host, t = nibble.zeros(4, { pinned = true }), nibble.zeros(4)
+      t:copy(host)
+      host:copy(t)
+      nibble.stream():capture(function()
+        t:copy(host)
+        host:copy(t)
+      end):replay()
+      nibble.synchronize()
+    end)
+    local kernels = {}
+    for _, work in ipairs(kinds(run, "work")) do kernels[work.kernel] = (kernels[work.kernel] or 0) + 1 end
+    assert.same({ 2, 2 }, { kernels["copy to device"], kernels["copy to host"] })
+    for _, device in ipairs { nibble.device(), "cpu" } do
+      local result = assert(replay(run, { device = device }))
+      assert.same({}, result.differences)
+      assert.equal(1, result.replays)
+    end
+  end)
+
   it("reports content faults apart #quick", function()
     local run = record(function()
       mla.dequantize_cache(nibble.zeros(2, 4, 384, { dtype = "uint8" }), nibble.tensor { 8 })
@@ -371,6 +483,67 @@ describe("a trace that is executed again", function()
       assert.is_nil(result)
       assert.is_truthy(message:find(case[2], 1, true), message)
     end
+  end)
+
+  it("is refused when it takes more than it may, also for what it does not hold #quick", function()
+    for _, case in ipairs {
+      { '("bytes":)%d+(,"device":"[^"]*","kind":"storage_created")', "%122000000000%2" },
+      { '("parameter":"slots","shape":)%[2%](,"storage":%d+,"stride":)%[1%]', "%1[1000000]%2[0]" },
+      { '("shape":)%[9,2,64%]', "%1[900000000,2,64]" },
+    } do
+      local run = changed(case[1], case[2])
+      local before = nibble.memory().peak
+      local result, message = replay(run, { max_bytes = 1 << 28 })
+      assert.is_nil(result, case[1])
+      assert.matches("^max_bytes: expected [^\n]* of at most 268435456 bytes, got more at line %d+$", message)
+      assert.is_true(nibble.memory().peak < before + (1 << 30), case[1])
+    end
+    local run = record(everything)
+    assert.is_true(replay(run, { max_bytes = 1 << 28 }).ok)
+    assert.matches("^max_bytes: expected storages of at most 1000 bytes", (select(2, replay(run, { max_bytes = 1000 }))))
+  end)
+
+  it("compares streams, in whatever is done on them #quick", function()
+    local run = record(function()
+      local a, b = nibble.stream(), nibble.stream()
+      local t = nibble.zeros(3)
+      a:wait(nibble.current_stream():record())
+      a:scope(function() t:fill(1) end)
+      b:wait(a:record())
+      b:scope(function() t:fill(2) end)
+      nibble.synchronize()
+    end)
+    assert.is_true(replay(run).ok)
+    local stream = require("nibble.trace_replay").executor.stream
+    finally(function() require("nibble.trace_replay").executor.stream = stream end)
+    local first
+    require("nibble.trace_replay").executor.stream = function(self, id) -- one for all
+      first = first or stream(self, id)
+      return first
+    end
+    local result = replay(run)
+    assert.is_false(result.ok)
+    for _, difference in ipairs(result.differences) do assert.matches("^line %d+: [^:]+: stream was %d+, is %d+$", difference) end
+    assert.is_true(#result.differences >= 5)
+  end)
+
+  it("does what it can of a trace that was cut off anywhere #quick", function()
+    record(everything)
+    local text, random = process.read(path), pages.generator(3)
+    local cut = 0
+    for _ = 1, 25 do
+      write(text:sub(1, random(#text)))
+      local run, message = trace.read(path)
+      if run then
+        if run.cut then cut = cut + 1 end
+        assert.is_string(trace.summary(run))
+        local result = assert(replay(run))
+        if run.cut then assert.same({}, result.differences) end
+      else
+        assert.matches("no JSON", message) -- its header
+      end
+    end
+    assert.is_true(cut > 15)
   end)
 
   it("goes on behind a graph that was captured before the recording #quick", function()
@@ -482,13 +655,69 @@ describe("nibble trace", function()
     os.remove(out)
   end)
 
+  it("reads a trace that a killed run left, with a warning, in all that it does #quick", function()
+    record(everything, { title = "\27]0;title\7" })
+    local text = process.read(path)
+    write(text:sub(1, #text - 10))
+    local line = select(2, text:gsub("\n", ""))
+    local warning = ("nibble trace: warning: %s:%d: the file ends in the middle of this line; it is read up to there\n"):format(
+      path, line)
+    local out = os.tmpname()
+    finally(function() os.remove(out) end)
+    for arguments, output in pairs { [""] = "^trace of \\x1B%]0;title\\x07, nibble ", [" --replay"] = "^ok: ",
+      [" --chrome " .. out] = "^$" } do
+      local result = run("trace " .. path .. arguments)
+      assert.same({ 0, warning }, { result.status, result.stderr })
+      assert.matches(output, result.stdout)
+    end
+    assert.is_true(#json.decode(process.read(out)).traceEvents > 50)
+  end)
+
+  it("says in words why a file is no trace #quick", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    assert.equal(0, process.run("mkdir " .. folder).status)
+    finally(function() process.run("rm -r " .. folder) end)
+    for file, message in pairs {
+      [folder] = folder .. ": Is a directory", ["/dev/null"] = "/dev/null: expected a trace, got an empty file",
+      ["'/no/\27[31m'"] = "/no/\\x1B[31m: No such file or directory",
+    } do
+      for _, option in ipairs { "", " --replay", " --chrome /dev/null" } do
+        local result = run("trace " .. file .. option)
+        assert.same({ status = 1, stdout = "", stderr = "nibble trace: " .. message .. "\n" }, result)
+      end
+    end
+    record(everything)
+    local piped = process.run(("cat %s | %s trace /dev/stdin"):format(path, process.quote(process.command())))
+    assert.same({ 0, "" }, { piped.status, piped.stderr })
+    local small = run("trace " .. path .. " --replay --max-bytes 1000")
+    assert.equal(1, small.status)
+    assert.matches("^nibble trace: %-%-max%-bytes: expected storages of at most 1000 bytes, got more at line %d+\n$", small.stderr)
+  end)
+
+  it("records a scenario whose path is no UTF-8 and would colour the terminal", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    finally(function() process.run("rm -r " .. process.quote(folder)) end)
+    local file = folder .. "/\xff\27[31m.lua"
+    local copied = process.run(("mkdir %s && cp scripts/scenarios/empty_requests.lua %s"):format(folder, process.quote(file)))
+    assert.equal(0, copied.status)
+    local result = run(("scenario %s --steps 1 --trace %s"):format(process.quote(file), path))
+    assert.same({ 0, "" }, { result.status, result.stderr })
+    assert.equal(file, trace.read(path).header.title)
+    local summary = run("trace " .. path)
+    assert.matches("/\\xFF\\x1B%[31m%.lua, nibble", summary.stdout)
+    assert.same({ 0, "" }, { summary.status, summary.stderr })
+  end)
+
   it("ends with 1 when something differs, and 2 on bad usage", function()
     write('{"trace":1}\n{"kind":"replay","time":0,"operation":"graph:replay","stream":1,"graph":7}\n')
     local result = run("trace " .. path .. " --replay")
     assert.equal(1, result.status)
     assert.matches("DIFFERENT: 0 pieces", result.stdout)
     assert.equal(1, run("trace /nonexistent/folder/x").status)
-    for _, arguments in ipairs { "", "--replay", path .. " --nonsense", path .. " --device cpu" } do
+    for _, arguments in ipairs { "", "--replay", path .. " --nonsense", path .. " --device cpu",
+      path .. " --max-bytes 7", path .. " --replay --max-bytes 0" } do
       assert.equal(2, run("trace " .. arguments).status, arguments)
     end
     assert.equal(0, run("trace --help").status)

@@ -71,8 +71,8 @@ function nibble.synchronize(device) end
 ---@param device? string
 function nibble.check_faults(device) end
 
---- Calls `fn(...)` inside a named range that a profiler shows (NVTX), and returns its results; nothing but the call where
---- libnvToolsExt is not on the machine. Yielding across it is an error.
+--- Calls `fn(...)` inside a named range, and returns its results. Traces have it, and a profiler shows it (NVTX) where
+--- libnvToolsExt is on the machine. Yielding across it is an error.
 ---@param name string
 ---@param fn fun(...): ...
 ---@param ... any

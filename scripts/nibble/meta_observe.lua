@@ -25,11 +25,13 @@ local nibble = {}
 --- stream that was not joined back, if that was it.
 --- storage_created, storage_freed (but queued work may still use it): `storage`, bytes. tensor_released: `storage`, handles
 --- (tensors left on it), collected. event_released, graph_released, stream_created, stream_released.
+--- range_push: nibble.range(name, ...) begins. range_pop: the innermost ends.
 ---@class nibble.observation
 ---@field kind string
 ---@field operation string       as in error messages: "tensor:copy", "page.nvfp4_quantize_append_..."
 ---@field device string
 ---@field time number            seconds of a clock that only goes forward: when it was queued or done
+---@field begin number           of work, records, waits, reads, writes and replays: when the function that did it began to
 ---@field where? string          "FILE:LINE" of the script, outside of nibble's own modules
 ---@field stream? integer        numbers, unique among their kind, as tostring(stream) shows it
 ---@field event? integer
@@ -44,6 +46,7 @@ local nibble = {}
 ---@field node? integer          id in the graph, from 1
 ---@field deps? integer[]        ids of the nodes that it waits for
 ---@field unjoined? integer      a stream's number
+---@field name? string           of a range
 ---@field bytes? integer
 ---@field handles? integer
 ---@field collected? boolean     by the collector, not by close

@@ -18,6 +18,7 @@ progress.__index = progress
 function progress.start(title, total)
   local self = { title = title, total = total, count = 0, drawn = -1 }
   self.file = os.getenv("TERM") ~= "dumb" and show.is_tty(2) and io.stderr or nil
+  self.columns = self.file and show.columns() or 0
   return setmetatable(self, progress)
 end
 
@@ -27,7 +28,6 @@ end
 function progress:step(count, note)
   self.count = math.min(self.count + (count or 1), self.total)
   if not self.file then return end
-  local filled = self.total > 0 and self.count * 30 // self.total or 30
   local percent = self.total > 0 and self.count * 100 // self.total or 100
   if percent == self.drawn and not note then return end
   self.drawn = percent
@@ -35,8 +35,15 @@ function progress:step(count, note)
   if not show.use_utf8() then full, empty = "#", "." end
   local tint, plain = "\27[36m", "\27[0m"
   if not show.use_color(2) then tint, plain = "", "" end
-  local line = tint .. full:rep(filled) .. empty:rep(30 - filled) .. plain
-  self.file:write(("\r\27[K%s %s %3d%% %s"):format(self.title, line, percent, note or ""))
+  -- A line as wide as the terminal would go on in the next row, and stay there. The bar shrinks first, then the title goes.
+  local title, tail = show.visible(self.title) .. " ", (" %3d%%"):format(percent)
+  local room = self.columns - 1 - #tail
+  local width = math.max(math.min(30, room - show.width(title)), 0)
+  title = show.cut(title, room - width)
+  if note then tail = tail .. show.cut(" " .. show.visible(note), room - width - show.width(title)) end
+  local filled = self.total > 0 and self.count * width // self.total or width
+  local line = tint .. full:rep(filled) .. empty:rep(width - filled) .. plain
+  self.file:write("\r\27[K", title, line, tail)
   self.file:flush()
 end
 

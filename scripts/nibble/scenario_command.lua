@@ -13,7 +13,7 @@ parameters that still fail, with a command line that repeats it.
   --steps N       how many steps
   --seed N        of lengths, pages and random values (1)
   --report FILE   one HTML page with pictures and numbers
-  --trace FILE    what was done, as JSON lines, for nibble trace (without the checks)
+  --trace FILE    what was done, as JSON lines, for nibble trace; without the checks and the eager run, nor the time they take
   --check         in checked mode: missing synchronization and misused pages are reported too
   --plant         self-test: flips one bit halfway; ok when the check finds and names it
 
@@ -23,10 +23,13 @@ local nibble = require "nibble"
 local options = require "nibble.options"
 local show = require "nibble.show"
 
+-- Of a scenario's file, of paths, of errors.
+local function visible(text) return show.visible(text, true) end
+
 local function bold(text) return show.use_color() and "\27[1m" .. text .. "\27[0m" or text end
 
 local function misuse(format, ...)
-  io.stderr:write("nibble scenario: ", format:format(...), "\n")
+  io.stderr:write("nibble scenario: ", visible(format:format(...)), "\n")
   return 2
 end
 
@@ -35,7 +38,8 @@ local function print_parameters(scenario, def)
   for _, name in ipairs(scenario.parameters(def)) do rows[#rows + 1] = { name, def.parameters[name] } end
   for _, row in ipairs(rows) do
     local default = row[2][1] == false and "off" or row[2][1]
-    print(("  --%-16s %-10s %-26s %s"):format(row[1]:gsub("_", "-"), default, options.range(row[2]), row[2].help or ""))
+    print(("  --%-16s %-10s %-26s %s"):format(row[1]:gsub("_", "-"), visible(tostring(default)), visible(options.range(row[2])),
+      visible(row[2].help or "")))
   end
 end
 
@@ -48,7 +52,7 @@ local function print_list(scenario)
   for i, name in ipairs(names) do
     local def, message = scenario.load(name)
     if not def then return misuse("%s", message) end
-    print((i > 1 and "\n" or "") .. bold(name) .. ": " .. def.title)
+    print((i > 1 and "\n" or "") .. bold(visible(name)) .. ": " .. visible(def.title))
     print_parameters(scenario, def)
   end
   return 0
@@ -72,14 +76,14 @@ local function print_graphs(record)
     end
     for k, name in ipairs(names) do names[k] = ("%d %s"):format(counts[name], name) end
     print(("%-10s%s: %d nodes (%s); captured %d, updated %d, built anew %d, replayed %d times"):format(i == 1 and "graphs" or "",
-      graph.key, #graph.nodes, table.concat(names, ", "), graph.captures, graph.updates, graph.rebuilt, graph.replays))
+      visible(graph.key), #graph.nodes, table.concat(names, ", "), graph.captures, graph.updates, graph.rebuilt, graph.replays))
   end
 end
 
 local function print_phases(record, check_ms)
   print(bold(("%-38s %6s %11s %11s %10s"):format("phase", "calls", "ms in all", "ms a call", "MB moved")))
   local function line(phase)
-    print(("%-38s %6d %11.2f %11.3f %10s"):format(phase.name, phase.calls, phase.ms, phase.ms / math.max(phase.calls, 1),
+    print(("%-38s %6d %11.2f %11.3f %10s"):format(visible(phase.name), phase.calls, phase.ms, phase.ms / math.max(phase.calls, 1),
       phase.bytes and ("%.2f"):format(phase.bytes / 1e6) or "-"))
   end
   for _, phase in ipairs(record.phases) do line(phase) end
@@ -91,7 +95,7 @@ local function print_tables(run)
     local names = {}
     for i, request in ipairs(cache.live) do names[i] = "request " .. request.id end
     print()
-    if #run.caches > 1 then print(bold(cache.name)) end
+    if #run.caches > 1 then print(bold(visible(cache.name))) end
     print(show.page_table(cache.allocator, cache.live, { names = names }))
   end
 end
@@ -107,7 +111,7 @@ local function read_options(scenario, def, arguments)
   local opts, given = options.parse(arguments, kinds)
   if not opts then return nil, misuse("%s", given) end
   if opts.help then
-    print(def.title .. "\n\nusage: nibble scenario " .. def.name .. " [OPTIONS]\n")
+    print(visible(def.title) .. "\n\nusage: nibble scenario " .. visible(def.name) .. " [OPTIONS]\n")
     print_parameters(scenario, def)
     print("  --device NAME  --seed N  --report FILE  --trace FILE  --check  --plant  --help   (nibble scenario --help explains them)")
     return nil, 0
@@ -156,12 +160,12 @@ local function run_one(scenario, def, arguments)
     if not attempt.recorder then return misuse("--trace: %s", message) end
     attempt.recorder:pause(true)
   end
-  print(bold(def.title))
+  print(bold(visible(def.title)))
   print(("device    %s (%s)"):format(attempt.device, about_device(attempt.device)))
   local words = {}
   for _, name in ipairs(scenario.parameters(def)) do words[#words + 1] = name .. " " .. tostring(attempt.p[name]) end
   words[#words + 1] = ("%d steps, seed %d"):format(attempt.steps, attempt.seed)
-  print("run       " .. table.concat(words, ", "))
+  print("run       " .. visible(table.concat(words, ", ")))
   io.stdout:flush()
 
   local bar = require("nibble.progress").start(def.name, attempt.steps)
@@ -171,7 +175,7 @@ local function run_one(scenario, def, arguments)
   if trace_file then
     local written, message = attempt.recorder:close()
     if not written then
-      io.stderr:write("nibble scenario: --trace: ", message, "\n")
+      io.stderr:write("nibble scenario: --trace: ", visible(message), "\n")
       return 1
     end
     attempt.recorder = nil
@@ -181,9 +185,9 @@ local function run_one(scenario, def, arguments)
 
   local errors = (def.errors or file) and require("nibble.errors").measure(outcome.run) or nil
   local record = fill_record(scenario, def, attempt, outcome, scenario.command_line(def, attempt, command))
-  for i, note in ipairs(record.notes) do print((i == 1 and "input     " or "          ") .. note) end
+  for i, note in ipairs(record.notes) do print((i == 1 and "input     " or "          ") .. visible(note)) end
   print_graphs(record)
-  if outcome.planted then print(("planted   after step %d: %s"):format((attempt.steps + 1) // 2, outcome.planted)) end
+  if outcome.planted then print(("planted   after step %d: %s"):format((attempt.steps + 1) // 2, visible(outcome.planted))) end
   print()
   print_phases(record, check_ms)
   if def.errors and outcome.ok then
@@ -195,21 +199,21 @@ local function run_one(scenario, def, arguments)
   local found = outcome.planted and outcome.message
     and outcome.message:find(("step %d: %s: got "):format((attempt.steps + 1) // 2, outcome.planted), 1, true) == 1
   if found then
-    print(("%s: the check found the planted bit at %s"):format(bold "ok", outcome.message))
+    print(("%s: the check found the planted bit at %s"):format(bold "ok", visible(outcome.message)))
   elseif outcome.planted and outcome.ok then
     print(bold "FAILED" .. ": the check did not find the planted bit")
   elseif outcome.ok and errors and not errors.fine and def.errors then
     outcome.ok, outcome.message, record.ok = false, "the end: a quantization error is past its bound", false
     record.message = outcome.message
-    print(bold "FAILED at " .. outcome.message)
+    print(bold "FAILED at " .. visible(outcome.message))
   elseif outcome.ok then
     print(("%s: after each of %d steps every byte is the reference's and the eager run's (%.1f MB compared)%s"):format(bold "ok",
-      attempt.steps, outcome.run.compared / 1e6, def.verdict and "; " .. def.verdict(outcome.run) or ""))
+      attempt.steps, outcome.run.compared / 1e6, def.verdict and "; " .. visible(def.verdict(outcome.run)) or ""))
   else
-    print(scenario.explain(def, attempt, outcome, command))
-    if outcome.kind == "error" then print(outcome.traceback) end
+    print(visible(scenario.explain(def, attempt, outcome, command)))
+    if outcome.kind == "error" then print(visible(outcome.traceback)) end
     for _, report in ipairs(outcome.reports or {}) do -- of checked mode, beside what failed: perhaps its cause
-      if report ~= outcome.message then print(report) end
+      if report ~= outcome.message then print(visible(report)) end
     end
   end
   if file then
@@ -217,7 +221,7 @@ local function run_one(scenario, def, arguments)
     if errors then record.errors, record.histogram = errors.list, errors.histogram end
     local written, message = require("nibble.report").write(file, record)
     if not written then
-      io.stderr:write("nibble scenario: --report: ", message, "\n")
+      io.stderr:write("nibble scenario: --report: ", visible(message), "\n")
       return 1
     end
   end

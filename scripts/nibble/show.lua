@@ -62,6 +62,65 @@ local function style(opts)
   return s
 end
 
+--- Text from elsewhere (a title, a name, a path) for a terminal: control characters, marks that turn the direction of text, and bytes
+--- that are no UTF-8 as \x1B or \u{202E}. Also a line's end, but for where `lines` is true.
+---@param text string
+---@param lines? boolean
+---@return string
+function show.visible(text, lines)
+  if not text:find("[%c\127-\255]") then return text end
+  local parts, from = {}, 1
+  while from <= #text do
+    local length, bad = utf8.len(text, from)
+    local stop = length and #text or bad - 1
+    parts[#parts + 1] = text:sub(from, stop):gsub(utf8.charpattern, function(c)
+      local code = utf8.codepoint(c)
+      if code < 0x20 or code == 0x7F then
+        return lines and (c == "\n" or c == "\t") and c or ("\\x%02X"):format(code)
+      elseif code >= 0x80 and code < 0xA0 or code == 0x200E or code == 0x200F or code >= 0x2028 and code <= 0x202E
+        or code >= 0x2066 and code <= 0x2069 then
+        return ("\\u{%X}"):format(code)
+      end
+    end)
+    if bad then parts[#parts + 1] = ("\\x%02X"):format(text:byte(bad)) end
+    from = stop + 2
+  end
+  return table.concat(parts)
+end
+
+--- Columns of the terminal at standard error; 80 where it does not say.
+---@return integer
+function show.columns()
+  local size = io.popen("stty size <&2 2>/dev/null")
+  local columns = size and math.tointeger(tonumber((size:read("a"):match("^%d+ (%d+)"))))
+  if size then size:close() end
+  return columns and columns > 0 and columns or 80
+end
+
+local function width_of(code) return code >= 0x1100 and (code < 0x2000 or code >= 0x2E80) and 2 or 1 end -- at most
+
+--- The columns that a text without control characters takes, at most.
+---@param text string
+---@return integer
+function show.width(text)
+  local sum = 0
+  for _, code in utf8.codes(text) do sum = sum + width_of(code) end
+  return sum
+end
+
+--- The beginning of a text that takes at most so many columns.
+---@param text string
+---@param columns integer
+---@return string
+function show.cut(text, columns)
+  local sum = 0
+  for at, code in utf8.codes(text) do
+    sum = sum + width_of(code)
+    if sum > columns then return text:sub(1, at - 1) end
+  end
+  return text
+end
+
 ---------------------------------------------------------------------------------------------------------- page table
 
 local palette = { "31", "32", "33", "34", "35", "36", "91", "92", "93", "94", "95", "96" }

@@ -11,17 +11,20 @@
 -- or `nibble scenario NAME --trace FILE` and `nibble trace FILE [--chrome OUT.json] [--replay]`.
 --
 -- The file has a JSON object on each line. First a header: {"nibble": version, "trace": 1, "device": the default device, ...}. Then one
--- for each observation, in order, with the fields of nibble.observation; `time` counts from the header. Two fields more:
+-- for each observation, in order, with the fields of nibble.observation; `time` counts in seconds from the first of them, in whole
+-- nanoseconds, and stands still while the recorder is paused. Two fields more:
 --   indices   of work that reads index tensors (slot_mapping, block_tables, seq_lens, positions, kv_page_indptr, slots), and of
 --             a replay of a graph that does: what they held, [{storage, offset, dtype, shape, stride, values}]. To know it the
 --             recorder waits for what writes them, as reading a value does; inside a capture it cannot.
 --   contents  of a host_write: the bytes in hexadecimal, of int32 and int64 up to 1 MiB, of others up to 4096 bytes; of a copy, too,
 --             where its source was gone before the recorder could look.
--- Real attributes are texts ("%.17g", "inf", "-inf", "nan"), as JSON does not have them all.
+-- Real attributes are texts ("%.17g", "inf", "-inf", "nan"), as JSON does not have them all. In texts that come from elsewhere (fields
+-- of the header, `where`, `name`) a backslash is two, and a byte that is no UTF-8 is \xNN; read gives back the bytes.
 
 local json = require "nibble.json"
 local nibble = require "nibble"
 local numbers = require "nibble.numbers"
+local show = require "nibble.show"
 
 local trace = {}
 
@@ -123,10 +126,44 @@ local function real_text(x)
   return ("%.17g"):format(x)
 end
 
+-- Any bytes as UTF-8, and back.
+local function escape(text)
+  text = text:gsub("\\", "\\\\")
+  local parts, from = {}, 1
+  while true do
+    local length, bad = utf8.len(text, from)
+    if length then break end
+    parts[#parts + 1] = text:sub(from, bad - 1) .. ("\\x%02x"):format(text:byte(bad))
+    from = bad + 1
+  end
+  return table.concat(parts) .. text:sub(from)
+end
+
+local function unescape(text)
+  return (text:gsub("\\([\\x])(%x?%x?)", function(kind, digits)
+    if kind == "\\" then return "\\" .. digits end
+    return #digits == 2 and string.char(tonumber(digits, 16)) or nil
+  end))
+end
+
+local function nanoseconds(seconds) return math.floor(seconds * 1e9 + 0.5) / 1e9 end
+
+-- The time of an observation in the trace, and when it began.
+function recorder:clock(o)
+  self.start = self.start or o.begin
+  if not self.paused then
+    if self.resumed then self.start = o.begin - self.last end
+    self.resumed, self.begin = false, math.max(self.last, nanoseconds(o.begin - self.start))
+    self.last = math.max(self.begin, nanoseconds(o.time - self.start))
+  end
+  return self.last, self.paused and self.last or self.begin
+end
+
 function recorder:line(o)
   local copy = {}
   for key, value in pairs(o) do copy[key] = value end
-  copy.time = math.max(0, o.time - self.start)
+  copy.time, copy.begin = self:clock(o)
+  if copy.begin == copy.time then copy.begin = nil end
   copy.indices = self:graph_indices(o)
   if o.kind == "work" and not o.capture then copy.indices = trace.indices_of(o.accesses) end
   local target = o.accesses and o.accesses[1]
@@ -150,7 +187,7 @@ function recorder:line(o)
       copy.attributes[name] = math.type(value) == "float" and real_text(value) or value
     end
   end
-  if o.where and not utf8.len(o.where) then copy.where = o.where:gsub("[\x80-\xff]", "?") end
+  copy.where, copy.name = o.where and escape(o.where), o.name and escape(o.name)
   return json.encode(copy)
 end
 
@@ -163,15 +200,14 @@ end
 ---@return string? message  when the file cannot be written
 function trace.record(path, header, name)
   local first = { nibble = nibble.version, trace = 1, device = nibble.device() }
-  for key, value in pairs(header or {}) do first[key] = value end
+  for key, value in pairs(header or {}) do first[key] = type(value) == "string" and escape(value) or value end
   first = json.encode(first)
   local file, message = nibble.create(path)
   if not file then return nil, message end
   local self = setmetatable({ file = file, path = path, name = name or "trace", captures = {}, graphs = {}, created = {}, unknown = {},
-    count = 0, paused = false }, recorder)
+    count = 0, last = 0.0, paused = false, resumed = false }, recorder)
   file:write(first, "\n")
   nibble.observe(function(o)
-    self.start = self.start or o.time
     if self.paused and not (o.kind == "storage_freed" and self.created[o.storage]) then return end
     if o.kind == "storage_created" then self.created[o.storage] = true end
     file:write(self:line(o) .. "\n") -- one write: a killed run leaves whole lines
@@ -180,9 +216,13 @@ function trace.record(path, header, name)
   return self
 end
 
---- What is done while it is paused is not recorded, but for the freeing of storages whose making was.
+--- What is done while it is paused is not recorded, but for the freeing of storages whose making was, and takes no time: what comes
+--- next follows at once.
 ---@param paused boolean
-function recorder:pause(paused) self.paused = paused end
+function recorder:pause(paused)
+  self.resumed = self.resumed or self.paused and not paused
+  self.paused = paused
+end
 
 --- Ends the recording. `nil, message` when the file could not be written.
 ---@return integer? count  observations
@@ -202,6 +242,7 @@ recorder.__close = recorder.close
 ---@class nibble.trace
 ---@field header table
 ---@field list table[]  observations
+---@field cut? string    where the file ends too early
 
 -- The kinds of observations, with the fields that each needs.
 local KINDS = {
@@ -209,12 +250,13 @@ local KINDS = {
   host_read = {}, host_write = {}, capture_begin = { "stream", "capture" }, capture_end = { "capture", "graph" },
   capture_abort = { "capture" }, replay = { "stream", "graph" }, storage_created = { "storage" }, storage_freed = { "storage" },
   tensor_released = { "storage" }, event_released = { "event" }, graph_released = { "graph" }, stream_created = { "stream" },
-  stream_released = { "stream" },
+  stream_released = { "stream" }, range_push = { "name" }, range_pop = {},
 }
 
 -- What fields are, where there are any.
 local TYPES = {
-  { "time", "number" }, { "operation", "string" }, { "stream", "integer" }, { "event", "integer" }, { "graph", "integer" },
+  { "time", "number" }, { "begin", "number" }, { "name", "string" }, { "operation", "string" }, { "stream", "integer" },
+  { "event", "integer" }, { "graph", "integer" },
   { "capture", "integer" }, { "storage", "integer" }, { "bytes", "integer" }, { "node", "integer" }, { "kernel", "string" },
   { "where", "string" }, { "contents", "string" }, { "accesses", "table" }, { "indices", "table" }, { "attributes", "table" },
   { "deps", "table" },
@@ -250,6 +292,7 @@ local function valid(o)
     end
   end
   if math.abs(o.time) > 1e9 then return "a time of less than 10^9 seconds" end
+  if o.begin and not (o.begin <= o.time and o.begin >= -1e9) then return "a begin before the time" end
   for _, access in ipairs(o.accesses or {}) do
     if not valid_access(access) then return "an access with storage, offset, dtype, shape and stride" end
   end
@@ -261,7 +304,26 @@ local function valid(o)
   end
 end
 
---- Reads a trace. `nil, message` for a file that cannot be read or is none.
+-- A line of the file, the header or an observation; or nil and what is wrong.
+local function read_line(text, number)
+  local value, why = json.decode(text)
+  if value == nil then return nil, why or "no value" end
+  if number > 1 then
+    why = valid(value)
+    if why then return nil, "expected " .. why end
+    value.where, value.name = value.where and unescape(value.where), value.name and unescape(value.name)
+    return value
+  end
+  if type(value) ~= "table" or value.trace ~= 1 then return nil, "expected a header with trace version 1" end
+  if value.title ~= nil and type(value.title) ~= "string" then return nil, "expected a string for title" end
+  for key, field in pairs(value) do
+    if type(field) == "string" then value[key] = unescape(field) end
+  end
+  return value
+end
+
+--- Reads a trace. `nil, message` for a file that cannot be read or is none. Of one that ends in the middle of a line, as a killed
+--- run leaves it, what is before that line; `cut` says so.
 ---@param path string
 ---@return nibble.trace?
 ---@return string? message
@@ -269,29 +331,25 @@ function trace.read(path)
   local file, message = io.open(path, "r")
   if not file then return nil, message end
   local result, number = { list = {} }, 0
-  for line in file:lines() do
+  while true do
+    local line, reason = file:read("L")
+    if not line then
+      message = reason and path .. ": " .. reason
+      break
+    end
     number = number + 1
-    local value, why = json.decode(line)
-    if value == nil then
-      why = why or "no value"
-    elseif number == 1 then
-      if type(value) ~= "table" or value.trace ~= 1 then
-        why = "expected a header with trace version 1"
-      elseif value.title ~= nil and type(value.title) ~= "string" then
-        why = "expected a string for title"
-      end
-      result.header = value
-    else
-      local missing = valid(value)
-      why = missing and "expected " .. missing
-      result.list[number - 1] = value
+    local value, why = read_line(line, number)
+    if not value and number > 1 and line:sub(-1) ~= "\n" then
+      result.cut = ("%s:%d: the file ends in the middle of this line"):format(path, number)
+      break
+    elseif not value then
+      message = ("%s:%d: %s"):format(path, number, why)
+      break
     end
-    if why then
-      file:close()
-      return nil, ("%s:%d: %s"):format(path, number, why)
-    end
+    if number == 1 then result.header = value else result.list[number - 1] = value end
   end
   file:close()
+  if message then return nil, message end
   if not result.header then return nil, path .. ": expected a trace, got an empty file" end
   return result
 end
@@ -368,9 +426,10 @@ end
 ---@param run nibble.trace
 ---@return table
 function trace.statistics(run)
-  local s = { kinds = {}, operations = {}, graphs = {}, storages = {}, peak = 0, live = 0, gaps = {}, host_read = 0, host_written = 0,
+  local s = { kinds = {}, operations = {}, graphs = {}, storages = {}, peak = 0, live = 0, gaps = {}, ranges = {},
+    host_read = 0, host_written = 0,
     duration = #run.list > 0 and run.list[#run.list].time or 0 }
-  local captured, live, last = {}, {}, nil
+  local captured, live, last, open = {}, {}, nil, {}
   local function operation(name)
     if not s.operations[name] then
       s.operations[name] = { name = name, eager = 0, nodes = 0, replayed = 0, bytes = 0 }
@@ -419,6 +478,13 @@ function trace.statistics(run)
     elseif o.kind == "storage_freed" and live[o.storage] then
       s.live = s.live - live[o.storage]
       live[o.storage] = nil
+    elseif o.kind == "range_push" then
+      open[#open + 1] = o
+    elseif o.kind == "range_pop" and #open > 0 then
+      local from = table.remove(open)
+      local range = s.ranges[from.name] or { name = from.name, times = 0, seconds = 0.0 }
+      if range.times == 0 then s.ranges[from.name], s.ranges[#s.ranges + 1] = range, range end
+      range.times, range.seconds = range.times + 1, range.seconds + o.time - from.time
     elseif o.kind == "host_read" then
       s.host_read = s.host_read + bytes_of(o.accesses or {})
     elseif o.kind == "host_write" then
@@ -452,17 +518,19 @@ local function sorted_by_id(map)
 end
 
 --- What a run did, as text: operations with calls (queued alone, recorded in graphs, done by replays) and the bytes of the views that
---- they were given; pages touched in each cache; graphs and the time between their replays; memory; the time between two pieces
---- of work. All times are those of queuing, on the host.
+--- they were given; pages touched in each cache; graphs and the time between their replays; ranges; memory; the time between two
+--- pieces of work. All times are those of queuing, on the host, without what was done while the recorder was paused.
 ---@param run nibble.trace
 ---@return string
 function trace.summary(run)
   local s, lines = trace.statistics(run), {}
-  lines[1] = ("trace of %snibble %s on %s: %d observations in %.3f s"):format(run.header.title and run.header.title .. ", " or "",
-    tostring(run.header.nibble), tostring(run.header.device), #run.list, s.duration)
+  local visible = show.visible
+  lines[1] = ("trace of %snibble %s on %s: %d observations in %.3f s"):format(
+    run.header.title and visible(run.header.title) .. ", " or "", visible(tostring(run.header.nibble)),
+    visible(tostring(run.header.device)), #run.list, s.duration)
   local rows = { { "operation", "queued", "captured", "replayed", "MB of its views" } }
   for _, o in ipairs(s.operations) do
-    rows[#rows + 1] = { o.name, tostring(o.eager), tostring(o.nodes), tostring(o.replayed), ("%.2f"):format(o.bytes / 1e6) }
+    rows[#rows + 1] = { visible(o.name), tostring(o.eager), tostring(o.nodes), tostring(o.replayed), ("%.2f"):format(o.bytes / 1e6) }
   end
   table_text(lines, rows)
   local storages = sorted_by_id(s.storages)
@@ -479,6 +547,13 @@ function trace.summary(run)
     for _, graph in ipairs(graphs) do
       rows[#rows + 1] = { "graph " .. graph.id, tostring(#graph.works), tostring(graph.captures), tostring(graph.replays),
         #graph.gaps > 0 and ("%.3f"):format(median(graph.gaps) * 1e3) or "-" }
+    end
+    table_text(lines, rows)
+  end
+  if #s.ranges > 0 then
+    rows = { { "range", "times", "ms in all" } }
+    for _, range in ipairs(s.ranges) do
+      rows[#rows + 1] = { visible(range.name), tostring(range.times), ("%.3f"):format(range.seconds * 1e3) }
     end
     table_text(lines, rows)
   end

@@ -8,12 +8,13 @@
 -- was in a storage before the recording began becomes zeros, so that the bytes of K and V are not those of the recorded run.
 -- Tables of rotary angles get the default theta.
 --
--- What is checked: each piece of work is observed again and must have the same kernel, tensors (storage, place, dtype, shape, strides,
--- parameter), numbers, and in a graph the same number and dependencies; and each index tensor must hold the recorded values when the
--- work, or the replay of the graph that it is in, has it. The first differences are named by their line in the file.
+-- What is checked: each piece of work is observed again and must have the same kernel, stream (records, waits and replays too), tensors
+-- (storage, place, dtype, shape, strides, parameter), numbers, and in a graph the same number and dependencies; and each index tensor
+-- must hold the recorded values when the work, or the replay of the graph that it is in, has it. The first differences are named by
+-- their line in the file.
 --
--- What it cannot do: work of the user's own kernels and functions (`nil, message` before anything is done), and transfers between
--- devices as such (they become copies on the one device).
+-- What it cannot do: work of the user's own kernels and functions, and what takes more than `max_bytes` (`nil, message`); and transfers
+-- between devices as such (they become copies on the one device).
 
 local nibble = require "nibble"
 local numbers = require "nibble.numbers"
@@ -23,8 +24,16 @@ local replay = {}
 
 local MOST_DIFFERENCES = 20
 
+--- What a replay may allocate, where nothing else is said: a changed file must not fill the machine.
+replay.MOST_BYTES = 4 << 30
+
+-- Between devices; here they are copies on one.
+local TRANSFERS = { ["copy to device"] = true, ["copy to host"] = true, ["copy from device"] = true }
+local function kernel_of(work) return TRANSFERS[work.kernel] and "copy" or work.kernel end
+
 local executor = {}
 executor.__index = executor
+replay.executor = executor -- for specs
 
 local function named(work)
   local map = {}
@@ -243,8 +252,19 @@ function executor:compare_access(line, kernel, wanted, got)
   end
 end
 
+-- Recorded streams and those here stand for each other, one for one.
+function executor:compare_stream(line, what, wanted, got)
+  local is, was = self.stream_ids[wanted], self.recorded_ids[got]
+  if not is and not was then
+    self.stream_ids[wanted], self.recorded_ids[got] = got, wanted
+  elseif is ~= got then
+    self:differ(line, "%s: stream was %d, is %s", what, wanted, was and ("%d"):format(was) or "another")
+  end
+end
+
 function executor:compare_work(line, wanted, got)
-  if wanted.kernel ~= got.kernel then return self:differ(line, "kernel was %s, is %s", wanted.kernel, got.kernel) end
+  if kernel_of(wanted) ~= got.kernel then return self:differ(line, "kernel was %s, is %s", wanted.kernel, got.kernel) end
+  self:compare_stream(line, wanted.kernel, wanted.stream, got.stream)
   if wanted.node ~= got.node then
     return self:differ(line, "%s: node was %s, is %s", wanted.kernel, tostring(wanted.node), tostring(got.node))
   end
@@ -304,11 +324,12 @@ function executor:run_works(works)
   for i, item in ipairs(works) do others[i] = item.work end
   self.made = {}
   local ok, message = pcall(function()
-    self:stream(main.stream):scope(execute[main.kernel], self, main, named(main), others)
+    self:stream(main.stream):scope(execute[kernel_of(main)], self, main, named(main), others)
   end)
   local made = self.made
   self.made = nil
   if not ok then
+    if message == self then error(self, 0) end
     self:differ(line, "%s: %s", main.operation, tostring(message))
     error(self, 0) -- what comes needs it
   end
@@ -326,19 +347,31 @@ function executor:run_works(works)
   end
 end
 
+-- What is done on a stream besides work; `fn` does it.
+function executor:on_stream(o, line, fn)
+  self.seen = {}
+  fn(self:stream(o.stream))
+  for _, seen in ipairs(self.seen) do
+    if seen.kind == o.kind then self:compare_stream(line, o.kind:gsub("_", " "), o.stream, seen.stream) end
+  end
+  self.seen = nil
+end
+
 local step = {}
 
-function step:event_record(o) self.events[o.event] = self:stream(o.stream):record() end
+function step:event_record(o, line)
+  self:on_stream(o, line, function(stream) self.events[o.event] = stream:record() end)
+end
 
-function step:stream_wait(o)
-  if self.events[o.event] then self:stream(o.stream):wait(self.events[o.event]) end
+function step:stream_wait(o, line)
+  if not self.events[o.event] then return end
+  self:on_stream(o, line, function(stream) stream:wait(self.events[o.event]) end)
 end
 
 function step:synchronized() self:wait() end
 function step:stream_created(o) self:stream(o.stream) end
 function step:event_released(o) self.events[o.event] = nil end
 function step:storage_freed(o) self.bases[o.storage], self.temporary[o.storage] = nil, nil end
-function step:storage_created(o) self.sizes[o.storage] = math.max(o.bytes or 0, self.sizes[o.storage] or 0) end
 
 function step:host_write(o)
   for _, access in ipairs(o.accesses or {}) do self:write(access, o.contents) end
@@ -352,7 +385,7 @@ end
 function step:replay(o, line)
   local entry = self.graphs[o.graph]
   if not entry then return self:differ(line, "replay: graph %d was captured before the recording began", o.graph) end
-  self:stream(o.stream):scope(entry.graph.replay, entry.graph)
+  self:on_stream(o, line, function(stream) stream:scope(entry.graph.replay, entry.graph) end)
   self.replays = self.replays + 1
   self:compare_indices(line, o.indices, entry.accesses)
 end
@@ -363,7 +396,10 @@ function executor:capture(from)
   local to = from
   repeat
     to = to + 1
-    if to > #list then error("the trace ends inside a capture", 0) end
+    if to > #list then
+      if self.cut then return to end
+      error("the trace ends inside a capture", 0)
+    end
   until list[to].capture == begin.capture and (list[to].kind == "capture_end" or list[to].kind == "capture_abort")
   local stop, fresh = list[to], {}
   for i = from, to do
@@ -400,6 +436,7 @@ function executor:run(from, to)
   local i = from
   while i <= to and #self.differences < MOST_DIFFERENCES do
     local o = self.list[i]
+    self.line = i + 1
     if o.kind == "capture_begin" then
       i = self:capture(i)
     elseif o.kind == "work" then
@@ -453,6 +490,7 @@ end
 local function find_sizes(list)
   local sizes = {}
   for _, o in ipairs(list) do
+    if o.kind == "storage_created" then sizes[o.storage] = math.max(sizes[o.storage] or 0, o.bytes or 0) end
     for _, access in ipairs(o.accesses or {}) do
       sizes[access.storage] = math.max(sizes[access.storage] or 0, access.offset + span(access))
     end
@@ -468,15 +506,50 @@ end
 ---@field compared integer      elements of index tensors
 ---@field faults string[]       content faults that the device reported meanwhile
 
+-- Of a trace that was cut off, what is whole: one call queues K's and V's part of nvfp4_quantize_paged_kv_cache.
+local function whole(list)
+  local last = #list
+  for i = #list, 1, -1 do
+    local o = list[i]
+    local part = o.kind == "work" and o.operation == "quantization.nvfp4_quantize_paged_kv_cache"
+    if part and named(o)["kv_cache (V)"] or o.kind == "work" and not part and o.kernel ~= "fill" then break end
+    if part then last = i - 1 end
+  end
+  return table.move(list, 1, last, 1, {})
+end
+
+-- The bytes that the trace's storages take at most at a time, and the line where they do, or where one view takes more than `most`.
+local function find_peak(list, sizes, most)
+  local live, sum, peak, line = {}, 0, 0, 1
+  for i, o in ipairs(list) do
+    for _, access in ipairs(o.accesses or {}) do
+      if not live[access.storage] then
+        live[access.storage] = true
+        sum = sum + sizes[access.storage]
+      end
+      local dense = trace.element_size(access.dtype) -- a view of stride 0 is more than its storage, when it is made anew
+      for _, size in ipairs(access.shape) do
+        if size > 0 and dense > most // size then return math.maxinteger, i + 1 end
+        dense = dense * math.max(size, 1)
+      end
+    end
+    if sum > peak then peak, line = sum, i + 1 end
+    if sum > most or sum < 0 then break end
+    if o.kind == "storage_freed" and live[o.storage] then live[o.storage], sum = nil, sum - sizes[o.storage] end
+  end
+  return sum < 0 and math.maxinteger or peak, line
+end
+
 --- Executes a trace again: see the top.
 ---@param run nibble.trace
----@param opts? {device?: string, progress?: fun(done: integer)}
+---@param opts? {device?: string, max_bytes?: integer, progress?: fun(done: integer)}  max_bytes: what it may allocate (default: 4
+---                 GiB, but at most half of the device's memory)
 ---@return nibble.replay_result?
 ---@return string? message
 function replay.replay(run, opts)
   opts = opts or {}
   for i, o in ipairs(run.list) do
-    if o.kind == "work" and (o.user_kernel or o.kernel and not execute[o.kernel] and o.kernel ~= "amax") then
+    if o.kind == "work" and (o.user_kernel or o.kernel and not execute[kernel_of(o)] and o.kernel ~= "amax") then
       return nil, ("line %d: %s %s cannot be executed again"):format(i + 1, o.user_kernel and "the user's kernel" or "kernel", o.kernel)
     elseif o.operation == "stream:call" then
       return nil, ("line %d: a function of the host's cannot be executed again"):format(i + 1)
@@ -484,20 +557,43 @@ function replay.replay(run, opts)
   end
   local device, reason = nibble.device(opts.device)
   if not device then return nil, reason end
+  local most = opts.max_bytes or replay.MOST_BYTES
+  for _, info in ipairs(nibble.devices()) do
+    if info.name == device and info.memory and not opts.max_bytes then most = math.min(most, info.memory // 2) end
+  end
+  local list = run.cut and whole(run.list) or run.list
+  local sizes = find_sizes(list)
+  local peak, line = find_peak(list, sizes, most)
+  if peak > most then
+    return nil, ("max_bytes: expected storages of at most %d bytes, got more at line %d"):format(most, line)
+  end
   local self = setmetatable({
-    list = run.list, device = device, progress = opts.progress, groups = find_groups(run.list), sizes = find_sizes(run.list),
-    bases = {}, temporary = {}, streams = {}, events = {}, graphs = {}, differences = {}, faults = {},
-    works = 0, replays = 0, compared = 0,
+    list = list, cut = run.cut, device = device, progress = opts.progress, groups = find_groups(list), sizes = sizes,
+    stream_ids = {}, recorded_ids = {}, bases = {}, temporary = {}, streams = {}, events = {}, graphs = {}, differences = {},
+    faults = {}, works = 0, replays = 0, compared = 0,
   }, executor)
+  local used, fresh = nibble.memory(device).used, 0
   nibble.observe(function(o)
     if self.made and o.kind == "work" then self.made[#self.made + 1] = o end
+    if self.seen then self.seen[#self.seen + 1] = o end
+    if o.kind == "storage_created" then -- also what an operation makes for a result that the trace does not have
+      fresh = fresh + o.bytes
+      if fresh <= most then return end
+      collectgarbage()
+      fresh = nibble.memory(device).used - used
+      self.refused = o.bytes > most or fresh > 2 * most -- what the garbage's queued work uses is still there
+      if self.refused then error(self, 0) end
+    end
   end, "replay")
-  local ok, message = pcall(self.run, self, 1, #run.list)
+  local ok, message = pcall(self.run, self, 1, #list)
   if ok then self:wait() end
   nibble.observe(nil, "replay")
+  if self.refused then
+    return nil, ("max_bytes: expected results of at most %d bytes, got more at line %d"):format(most, self.line)
+  end
   if not ok and message ~= self then
     if tostring(message):find("interrupted!$") then error(message, 0) end
-    self:differ(#run.list + 1, "%s", tostring(message))
+    self:differ(#list + 1, "%s", tostring(message))
   end
   return {
     ok = #self.differences == 0, differences = self.differences, works = self.works, replays = self.replays,

@@ -2,7 +2,7 @@
 #include "host.h"
 
 static struct {
-  int count[NIB_OBSERVED_STREAM_RELEASED + 1], total;
+  int count[NIB_OBSERVED_RANGE_POP + 1], total;
   nib_observation last;
   nib_access access;
   uint64_t node_capture;
@@ -12,6 +12,9 @@ static void observe(void *user, const nib_observation *o) {
   CHECK(user == &seen && o->operation && o->device && strcmp(nib_observation_name(o->kind), "?") != 0);
   seen.count[o->kind]++;
   seen.total++;
+  CHECK(o->begin_ns > 0 && o->begin_ns <= o->time_ns && o->time_ns >= seen.last.time_ns);
+  CHECK((o->kind == NIB_OBSERVED_RANGE_PUSH) == (o->name != NULL));
+  if (o->name) CHECK(strcmp(o->name, "a range") == 0);
   seen.last = *o;
   if (o->access_count > 0) {
     seen.access = o->accesses[0];
@@ -30,7 +33,7 @@ static nib_status nothing(void *user) {
 }
 
 int main(void) {
-  CHECK(strcmp(nib_observation_name((nib_observation_kind)(NIB_OBSERVED_STREAM_RELEASED + 1)), "?") == 0);
+  CHECK(strcmp(nib_observation_name((nib_observation_kind)(NIB_OBSERVED_RANGE_POP + 1)), "?") == 0);
   nib_runtime *runtime = NULL;
   OK(NULL, nib_runtime_create(NULL, &runtime));
   nib_device *device = device_of(runtime);
@@ -49,6 +52,10 @@ int main(void) {
   CHECK(seen.last.kind == NIB_OBSERVED_WORK && seen.last.stream == nib_stream_id(stream) && seen.last.node == -1);
   CHECK(strcmp(seen.last.operation, "tensor:fill") == 0 && strcmp(seen.last.kernel, "fill") == 0 && !seen.last.user_kernel);
   CHECK(seen.access.tensor == view && seen.access.write && strcmp(seen.access.parameter, "tensor") == 0);
+  nib_range_push(runtime, "a range");
+  CHECK(seen.last.kind == NIB_OBSERVED_RANGE_PUSH && strcmp(nib_observation_name(seen.last.kind), "range_push") == 0);
+  nib_range_pop(runtime);
+  CHECK(seen.last.kind == NIB_OBSERVED_RANGE_POP);
   int total = seen.total;
   nib_tensor *other = NULL;
   int64_t negative = -1;
