@@ -71,6 +71,21 @@ describe("streams #quick", function()
 end)
 
 describe("reading a value #quick", function()
+  it("waits for a stream's later write, too", function()
+    local s = nibble.stream()
+    local t, copy, long = nibble.zeros(4), nibble.zeros(4), nibble.zeros(1 << 22)
+    nibble.synchronize()
+    for n = 1, 3 do
+      s:scope(function()
+        t:fill(-n)
+        copy:copy(t)
+        long:fill(n)
+        t:fill(n)
+      end)
+      assert.equal(n, t[1])
+    end
+  end)
+
   it("waits for the work that wrote it, in whatever stream", function()
     local s = nibble.stream()
     local reads = {
