@@ -139,6 +139,12 @@ nib_number nib_lua_element(lua_State *L, const char *operation, const char *para
   return value;
 }
 
+const char *nib_lua_word(lua_State *L, int index) {
+  size_t length;
+  const char *text = lua_type(L, index) == LUA_TSTRING ? lua_tolstring(L, index, &length) : "";
+  return *text && strlen(text) == length ? text : "";
+}
+
 const char *nib_lua_text(lua_State *L, const char *operation, const char *parameter, int index) {
   if (lua_type(L, index) != LUA_TSTRING) nib_lua_expected(L, operation, parameter, index, "a string");
   size_t length;
@@ -210,9 +216,8 @@ void nib_lua_options(lua_State *L, const char *operation, int index, const char 
   nib_lua_plain_table(L, operation, "opts", index);
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
     const char *const *name = allowed;
-    if (lua_type(L, -2) == LUA_TSTRING)
-      while (*name && strcmp(*name, lua_tostring(L, -2)) != 0) name++;
-    if (lua_type(L, -2) == LUA_TSTRING && *name) continue;
+    while (*name && strcmp(*name, nib_lua_word(L, -2)) != 0) name++;
+    if (*name) continue;
     int key = lua_gettop(L) - 1;
     lua_pushstring(L, allowed[0]);
     for (name = allowed + 1; *name; name++) {
@@ -258,7 +263,7 @@ int64_t nib_lua_integer_option(lua_State *L, const char *operation, int index, c
 
 nib_dtype nib_lua_dtype(lua_State *L, const char *operation, const char *parameter, int index) {
   nib_dtype dtype = NIB_DTYPE_NONE;
-  if (lua_type(L, index) != LUA_TSTRING || !nib_dtype_find(lua_tostring(L, index), &dtype))
+  if (!nib_dtype_find(nib_lua_word(L, index), &dtype))
     nib_lua_expected(L, operation, parameter, index,
                      "a dtype (\"float32\", \"float16\", \"bfloat16\", \"float8_e4m3fn\", \"uint8\", \"int8\", \"uint16\", "
                      "\"int32\" or \"int64\")");
@@ -363,7 +368,7 @@ nib_scale_source nib_lua_scale(lua_State *L, const char *operation, const char *
 nib_layout nib_lua_layout(lua_State *L, const char *operation, int index, nib_layout otherwise) {
   nib_layout layout = otherwise;
   if (!lua_isnoneornil(L, index)) {
-    const char *name = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : "";
+    const char *name = nib_lua_word(L, index);
     if (strcmp(name, "NHD") != 0 && strcmp(name, "HND") != 0)
       nib_lua_expected(L, operation, "kv_layout", index, "\"NHD\" or \"HND\"");
     layout = *name == 'N' ? NIB_NHD : NIB_HND;

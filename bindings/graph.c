@@ -54,7 +54,7 @@ static nib_capture_mode mode_option(lua_State *L, const char *operation, int ind
   nib_lua_options(L, operation, index, allowed);
   int mode = 0;
   if (nib_lua_push_option(L, index, "mode") != LUA_TNIL) {
-    const char *name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "";
+    const char *name = nib_lua_word(L, -1);
     while (mode < 3 && strcmp(names[mode], name) != 0) mode++;
     if (mode == 3) nib_lua_expected(L, operation, "mode", -1, "\"thread_local\", \"global\" or \"relaxed\"");
   }

@@ -185,7 +185,7 @@ static int object_index(lua_State *L) {
   nib_lua_class class = own_class(L);
   const nib_lua_object *object = own_object(L, "index");
   if (nib_lua_push_method(L)) return 1;
-  const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
+  const char *name = nib_lua_word(L, 2);
   bool is_handle = class == NIB_LUA_STREAM && strcmp(name, "handle") == 0 && !nib_lua_get_state(L)->limits.no_addresses;
   if (!is_handle && strcmp(name, "device") != 0) return nib_lua_unknown_field(L, class);
   if (!nib_lua_is_open(object))

@@ -22,7 +22,7 @@ static nib_stream *current_stream(lua_State *L, const char *operation, const nib
 static int tensor_index(lua_State *L) {
   if (lua_type(L, 2) != LUA_TSTRING) return nib_lua_tensor_index(L);
   if (nib_lua_push_method(L)) return 1;
-  const char *name = lua_tostring(L, 2);
+  const char *name = nib_lua_word(L, 2);
   static const char *const operations[] = { "tensor:shape", "tensor:dtype", "tensor:device", "tensor:pinned" };
   int field = 0;
   while (field < 4 && strcmp(operations[field] + sizeof "tensor:" - 1, name) != 0) field++;

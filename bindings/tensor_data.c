@@ -147,11 +147,26 @@ int nib_lua_new_tensor(lua_State *L) {
 
 /* ---- Whole tensors ----------------------------------------------------------------------------------------------- */
 
+static int new_buffer(lua_State *L) {
+  lua_newuserdatauv(L, (size_t)lua_tointeger(L, 1), 0);
+  return 1;
+}
+
+/* A view can be larger than any memory: the error then says whose bytes these were to be. (A sandbox tells memory by Lua's own.) */
+static void *push_buffer(lua_State *L, const char *operation, size_t bytes) {
+  if (bytes < (size_t)1 << 20 || nib_lua_get_state(L)->limits.check) return lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
+  lua_pushcfunction(L, new_buffer);
+  lua_pushinteger(L, (lua_Integer)bytes);
+  if (lua_pcall(L, 1, 1, 0) != LUA_OK)
+    nib_lua_argument_error(L, operation, "memory", "%I bytes more for Lua, got none (out of memory)", (LUAI_UACINT)bytes);
+  return lua_touserdata(L, -1);
+}
+
 /* Waits for the tensor, and pushes a buffer with its elements. */
 static const unsigned char *push_elements(lua_State *L, const char *operation, nib_tensor *tensor) {
   size_t bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(nib_tensor_dtype(tensor));
   nib_lua_wait_tensor(L, operation, tensor);
-  void *buffer = lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
+  void *buffer = push_buffer(L, operation, bytes);
   NIB_LUA_DO(L, operation, nib_tensor_read(tensor, buffer, bytes, NIB_UNLIMITED));
   return buffer;
 }
@@ -202,13 +217,8 @@ int nib_lua_tensor_item(lua_State *L) {
 int nib_lua_tensor_bytes(lua_State *L) {
   nib_tensor *self = nib_lua_tensor(L, "tensor:bytes", "self", 1);
   size_t bytes = (size_t)nib_tensor_numel(self) * nib_dtype_bytes(nib_tensor_dtype(self));
-  nib_lua_wait_tensor(L, "tensor:bytes", self);
-  luaL_Buffer buffer;
-  char *data = luaL_buffinitsize(L, &buffer, bytes);
-  nib_status status = nib_tensor_read(self, data, bytes, NIB_UNLIMITED);
-  if (status != NIB_OK) return nib_lua_raise(L, "tensor:bytes", status);
-  luaL_pushresultsize(&buffer, bytes);
-  NIB_LUA_OBSERVED(L);
+  const unsigned char *elements = push_elements(L, "tensor:bytes", self);
+  lua_pushlstring(L, (const char *)elements, bytes);
   return 1;
 }
 

@@ -50,6 +50,19 @@ static nib_status find_device(nib_runtime *rt, const struct nib_dlpack_tensor *f
   }
 }
 
+/* Strides as they count: where a dimension has one element, or the tensor none, a producer may put any number. false: compact. */
+static bool copy_strides(const struct nib_dlpack_tensor *from, int64_t *strides) {
+  if (!from->strides || !from->shape || from->ndim > NIB_MAX_NDIM) return false; /* what is wrong is told later */
+  for (int32_t i = 0; i < from->ndim; i++)
+    if (from->shape[i] == 0) return false;
+  for (int32_t i = from->ndim - 1, next = i + 1; i >= 0; next = i--) {
+    strides[i] = from->strides[i];
+    if (from->shape[i] == 1) /* as a compact one has it */
+      if (next >= from->ndim || __builtin_mul_overflow(strides[next], from->shape[next], &strides[i])) strides[i] = 1;
+  }
+  return true;
+}
+
 nib_status nib_tensor_from_dlpack(nib_runtime *rt, struct DLManagedTensorVersioned *managed, nib_tensor **out) {
   *out = NULL;
   nib_status status = nib_enter(rt);
@@ -71,7 +84,9 @@ nib_status nib_tensor_from_dlpack(nib_runtime *rt, struct DLManagedTensorVersion
   nib_device *device = NULL, *pinned_by = NULL;
   status = find_device(rt, from, &device, &pinned_by);
   if (status != NIB_OK) return status;
-  nib_wrap_desc desc = { .dtype = elements[i].dtype, .ndim = from->ndim, .shape = from->shape, .stride = from->strides,
+  int64_t strides[NIB_MAX_NDIM];
+  bool has_strides = copy_strides(from, strides);
+  nib_wrap_desc desc = { .dtype = elements[i].dtype, .ndim = from->ndim, .shape = from->shape, .stride = has_strides ? strides : NULL,
                          .data = from->data ? (char *)from->data + from->byte_offset : NULL,
                          .read_only = managed->flags & NIB_DLPACK_READ_ONLY, .release = call_deleter, .user = managed };
   return nib_wrap(device, pinned_by, "from_dlpack", &desc, out);

@@ -614,8 +614,9 @@ static inline nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc
  * CUDA's (device_id N is "cuda:N") and memory that CUDA has pinned.
  *
  * From a framework: the tensor owns `managed` from now on and calls its deleter as `release` above is called. If it fails (another
- * major version, a device or an element type that there is not, negative strides), `managed` is still the caller's. On a GPU its
- * contents are there in the order of the stream whose nib_stream_handle was `stream` of __dlpack__ (nib_tensor_written). */
+ * major version, a device or an element type that there is not, negative strides), `managed` is still the caller's. Strides of
+ * dimensions of one element, and of tensors of none, may be any numbers. On a GPU its contents are there in the order of the stream
+ * whose nib_stream_handle was `stream` of __dlpack__ (nib_tensor_written). */
 NIB_API nib_status nib_tensor_from_dlpack(nib_runtime *runtime, struct DLManagedTensorVersioned *managed, nib_tensor **out);
 /* To a framework, which calls the deleter when its own work on the memory is done. The deleter may be called on any thread, also
  * after the runtime was closed: the memory (and a GPU's context) stays until then. Before the end, the memory is free at the next

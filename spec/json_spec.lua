@@ -62,6 +62,18 @@ describe("json.decode #quick", function()
     end
   end)
 
+  it("nests 100 levels, and no more, both ways", function()
+    for _, pair in ipairs { { "[", "]" }, { '{"a":', "}" } } do
+      local function nested(levels) return pair[1]:rep(levels - 1) .. (pair[1] == "[" and "[]" or "{}") .. pair[2]:rep(levels - 1) end
+      local value = assert(json.decode(nested(100)))
+      assert.equal(nested(100), json.encode(value))
+      local _, why = json.decode(nested(101))
+      assert.matches("expected at most 100 levels at byte " .. #pair[1] * 100 + 1, why)
+      assert.error_matches(function() json.encode { value } end, "at most 100 levels")
+    end
+    assert.is_truthy(json.decode(("["):rep(100) .. "1" .. ("]"):rep(100)))
+  end)
+
   it("never does more than refuse", function()
     local random = require("nibble.pages").generator(3)
     local base = '{"a":[1,-2.5e3,"x\\u00e9\\n",null,true],"b":{"c":{}}}'

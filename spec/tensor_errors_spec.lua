@@ -564,4 +564,30 @@ describe("streams, events and graphs #quick", function()
     assert.matches("stream:close: .*default", message)
     assert.equal(3, nibble.full(1, 3):item())
   end)
+
+  it("are not taken for names when they go on behind a zero byte", function()
+    local t = nibble.zeros(1, 4, 1, 4, { dtype = "uint8" })
+    for expected, call in pairs({
+      ["zeros: dtype:"] = function() nibble.zeros(1, { dtype = "uint8\0x" }) end,
+      ["zeros: opts:"] = function() nibble.zeros(1, { ["dtype\0"] = "uint8" }) end,
+      ["zeros: device:"] = function() nibble.zeros(1, { device = "cpu\0" }) end,
+      ["tensor:to: device_or_dtype:"] = function() t:to("uint8\0") end,
+      ["quantization.swizzle_v_scales: kv_layout:"] = function() nibble.quantization.swizzle_v_scales(t, "NHD\0") end,
+      ["stream:capture: mode:"] = function() stream:capture(function() end, { mode = "global\0" }) end,
+      ["stream: field:"] = function() return stream["device\0"] end,
+      ["tensor: field:"] = function() return t["shape\0"] end,
+      ["load: path:"] = function() nibble.load("x\0") end,
+      ["create: path:"] = function() nibble.create("x\0") end,
+    }) do
+      assert.error_matches(call, expected, 1, true)
+    end
+  end)
+
+  it("of views that no memory holds are theirs", function()
+    local huge = nibble.zeros(1, { device = "cpu" }):expand(1 << 59)
+    for _, method in ipairs({ "bytes", "totable", "save", "clone", "contiguous" }) do
+      assert.error_matches(function() huge[method](huge, "/nonexistent/x") end,
+        "tensor:" .. method .. ": memory: expected 2305843009213693952 bytes more", 1, true)
+    end
+  end)
 end)

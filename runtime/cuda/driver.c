@@ -25,7 +25,8 @@ bool nib_driver_open(struct nib_driver *driver, char *reason, size_t size) {
   if (!driver->library) return fail(driver, reason, size, "no NVIDIA driver on this machine (libcuda.so.1 not found)", 0);
   PFN_cuDriverGetVersion_v2020 get_version = (PFN_cuDriverGetVersion_v2020)dlsym(driver->library, "cuDriverGetVersion");
   void *get = dlsym(driver->library, "cuGetProcAddress_v2");
-  if (!get_version || get_version(&driver->version) != CUDA_SUCCESS) driver->version = 0;
+  CUresult told = get_version ? get_version(&driver->version) : CUDA_ERROR_NOT_FOUND;
+  if (told != CUDA_SUCCESS) return fail(driver, reason, size, "the NVIDIA driver does not tell its version (error %d)", (int)told * 1000);
   if (!get || driver->version < OLDEST_DRIVER)
     return fail(driver, reason, size, "the NVIDIA driver is too old: expected CUDA 12.0 or later, got %d.%d", driver->version);
 #define X(name, signature)                                                                    \

@@ -187,9 +187,9 @@ local function decode_object(text, at, depth)
 end
 
 function decode_value(text, at, depth)
-  if depth > 100 then fail(at, "at most 100 levels") end
   at = skip(text, at)
   local c = text:sub(at, at)
+  if depth == 100 and (c == "{" or c == "[") then fail(at, "at most 100 levels") end
   if c == "{" then return decode_object(text, at, depth + 1) end
   if c == "[" then return decode_array(text, at, depth + 1) end
   if c == '"' then return decode_string(text, at) end

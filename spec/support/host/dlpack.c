@@ -67,6 +67,7 @@ static void refusals(nib_runtime *rt, nib_tensor *memory) {
   REFUSE("less than 2^62 bytes", p.shape[0] = p.shape[1] = (int64_t)1 << 31);
   REFUSE("stride: expected strides >= 0, got -3 in dimension 0", (p.tensor.tensor.strides = p.strides, p.strides[0] = -3));
   REFUSE("stride: expected less than 2^62 bytes", p.strides[0] = INT64_MAX);
+  REFUSE("stride: expected strides >= 0, got -3 in dimension 0", (p.tensor.tensor.strides = p.strides, p.strides[0] = -3, p.shape[1] = 1));
   REFUSE("data: expected an address that is a multiple of 4", p.tensor.tensor.byte_offset = 2);
   REFUSE("data: expected an address", p.tensor.tensor.data = NULL);
   if (p.tensor.tensor.device_type == NIB_DLPACK_CUDA) {
@@ -145,6 +146,27 @@ static void imports(nib_runtime *rt, nib_device *device) {
   CHECK(p.deleted == 1);
   OK(rt, nib_tensor_read(memory, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[12] == 5 && values[16] == 5);
+
+  /* Strides of dimensions of one element, and of tensors of none, are whatever the producer likes. */
+  static const int64_t odd[] = { -7, INT64_MIN, INT64_MAX, 0 };
+  for (int i = 0; i < 4; i++) {
+    p = produce(memory);
+    p.shape[0] = 1, p.tensor.tensor.strides = p.strides, p.strides[0] = odd[i];
+    OK(rt, nib_tensor_from_dlpack(rt, point(&p), &tensor));
+    CHECK(nib_tensor_is_contiguous(tensor) && nib_tensor_stride(tensor)[0] == 3 && nib_tensor_stride(tensor)[1] == 1);
+    nib_tensor_release(tensor);
+    p = produce(memory);
+    p.shape[1] = 1, p.tensor.tensor.strides = p.strides, p.strides[1] = odd[i], p.strides[0] = 5;
+    OK(rt, nib_tensor_from_dlpack(rt, point(&p), &tensor));
+    CHECK(nib_tensor_stride(tensor)[0] == 5 && nib_tensor_stride(tensor)[1] == 1);
+    nib_tensor_release(tensor);
+    p = produce(memory);
+    p.shape[1] = 0, p.tensor.tensor.strides = p.strides, p.strides[0] = odd[i], p.strides[1] = odd[3 - i];
+    OK(rt, nib_tensor_from_dlpack(rt, point(&p), &tensor));
+    CHECK(nib_tensor_numel(tensor) == 0 && nib_tensor_is_contiguous(tensor));
+    nib_tensor_release(tensor);
+    OK(rt, nib_tick(rt, NIB_UNLIMITED));
+  }
 
   /* Lent for reading: nothing writes it, everything reads it. */
   p = produce(memory);
