@@ -13,11 +13,12 @@ memory.__index = memory
 
 local MOST_VIEWS = 1024
 local MOST_PASSED = 16
-local LONGEST = 1024 -- accesses of one stream that are remembered for a storage; races with older ones are not seen
+local LONGEST = 256  -- accesses of one stream to a storage in its log; older ones are summarized
+local OLDEST = 65536 -- ranges of bytes in such a summary
 
 --- `report(kind, operation, other, message)` takes what is found.
-function memory.new(clock, report)
-  return setmetatable({ clocks = clock, report = report, storages = {}, time = 0 }, memory)
+function memory.new(clock, report, note)
+  return setmetatable({ clocks = clock, report = report, storages = {}, time = 0, note = note or function() end }, memory)
 end
 
 --- The record of a storage. One that is not known, because it is older than the checker, counts as written.
@@ -69,6 +70,17 @@ function memory:spans(item)
   return known or nil
 end
 
+--- Whether an item's view, at least, says which bytes it has; else that depends on contents that are not known.
+function memory:is_known(item)
+  return not item.exact or self:spans(item) ~= nil
+end
+
+--- Says once of an item's kind what was not looked at.
+function memory:unseen(item, what)
+  local name = item.parameter or "argument"
+  self.note(("%s %s {%s} (%s)"):format(what, item.view.dtype, table.concat(item.view.shape, ", "), name))
+end
+
 ----------------------------------------------------------------------------------------------------------- the order
 
 local function verb(item) return item.write and "writes" or item.touch and "uses" or "reads" end
@@ -98,17 +110,61 @@ local function race(self, operation, item, entry, byte)
     verb(entry.item), entry.item.parameter or "argument"))
 end
 
+-- A byte that two items share; false or nil: there is none, or it is not known.
+function memory:shared(a, b)
+  local mine, theirs = self:spans(a), self:spans(b)
+  if mine and theirs then return spans.overlap(mine, theirs) end
+  local byte
+  if a.exact and not mine or b.exact and not theirs then
+    byte = nil
+  elseif mine then
+    byte = spans.hits(b.view, mine)
+  elseif theirs then
+    byte = spans.hits(a.view, theirs)
+  else
+    byte = spans.meet(a.view, b.view)
+  end
+  if byte == nil then self:unseen(a.exact and not mine and a or b, "races with") end
+  return byte
+end
+
+-- The newest access in a summary that is behind `after` and has a byte of an item.
+local function find_old(self, old, after, item)
+  local list, best, byte = self:spans(item), nil, nil
+  local known = list ~= nil
+  if not known and item.exact then return nil end
+  list = list or { spans.hull(item.view) }
+  for _, side in ipairs(item.write and { old.writes, old.reads } or { old.writes }) do
+    for i = 1, #list, 2 do
+      local low, high = 1, #side // 3 + 1 -- the first range that ends behind list[i]
+      while low < high do
+        local middle = (low + high) // 2
+        if side[3 * middle - 1] > list[i] then high = middle else low = middle + 1 end
+      end
+      for k = 3 * low - 2, #side, 3 do
+        if side[k] >= list[i + 1] then break end
+        local entry = side[k + 2]
+        if entry.operation.point.epoch > after and (not best or entry.serial > best.serial) then
+          local at = known and math.max(side[k], list[i]) or not known and spans.hits(item.view, { side[k], side[k + 1] })
+          if at then best, byte = entry, at end
+        end
+      end
+    end
+  end
+  return best, byte
+end
+
 -- The newest access of a stream that conflicts with an item, is not before `known`, and shares a byte with it.
 function memory:find_conflict(log, known, item)
   for i = #log, 1, -1 do
     local entry = log[i]
     if entry.operation.point.epoch <= known then return nil end
     if not entry.dead and (item.write or entry.item.write) then -- a kernel of the user's may only read, but it may
-      local mine, theirs = self:spans(item), self:spans(entry.item)
-      local byte = mine and theirs and spans.overlap(mine, theirs)
-      if byte then return entry, byte, i end
+      local byte = self:shared(item, entry.item)
+      if byte then return entry, byte end
     end
   end
+  if log.old and log.old.newest > known then return find_old(self, log.old, known, item) end
 end
 
 -- The newest conflict with another stream is reported, and then all goes on as if an event ordered the two: what is missing the
@@ -143,14 +199,76 @@ function memory:check_order(operation, items)
   end
 end
 
--- The log without what the host has waited for, what newer entries stand for, and more than is wanted.
-local function trimmed(log, settled)
-  local kept = { last = {}, newest = log.newest }
-  for i = math.max(1, #log - LONGEST // 2), #log do
-    local entry = log[i]
-    if not entry.dead and entry.operation.point.epoch > settled then
+-- Ranges {low, high, entry, ...} of some accesses, oldest first, over what was there: of each byte the newest.
+local function laid_over(self, side, entries, settled)
+  local covered, fresh = {}, {}
+  for i = #entries, 1, -1 do
+    local list = self:spans(entries[i].item)
+    if list then
+      for k = 1, #list, 2 do
+        local gaps = spans.gaps(covered, list[k], list[k + 1])
+        for g = 1, #gaps, 2 do fresh[#fresh + 1] = { gaps[g], gaps[g + 1], entries[i] } end
+      end
+      spans.add(covered, list)
+    elseif self:is_known(entries[i].item) then
+      self:unseen(entries[i].item, "races with old accesses of")
+    end
+  end
+  if #fresh == 0 and settled == 0 then return side end
+  table.sort(fresh, function(a, b) return a[1] < b[1] end)
+  local result, next_one = {}, 1
+  local function put(low, high, entry)
+    local n = #result
+    if n > 0 and result[n] == entry and result[n - 1] == low then
+      result[n - 1] = high
+    else
+      result[n + 1], result[n + 2], result[n + 3] = low, high, entry
+    end
+  end
+  local function put_fresh(before)
+    while fresh[next_one] and fresh[next_one][1] < before do
+      put(table.unpack(fresh[next_one]))
+      next_one = next_one + 1
+    end
+  end
+  for i = 1, #side, 3 do
+    if side[i + 2].operation.point.epoch > settled then
+      local gaps = spans.gaps(covered, side[i], side[i + 1])
+      for g = 1, #gaps, 2 do
+        put_fresh(gaps[g])
+        put(gaps[g], gaps[g + 1], side[i + 2])
+      end
+    end
+  end
+  put_fresh(math.huge)
+  return result
+end
+
+-- The log without what the host has waited for and what newer entries stand for; its older half becomes a summary when it is long:
+-- for each byte the last read and the last write.
+function memory:trimmed(log, settled)
+  local kept, old, alive = { last = {}, newest = log.newest, old = log.old }, { {}, {} }, {}
+  for _, entry in ipairs(log) do
+    if not entry.dead and entry.operation.point.epoch > settled then alive[#alive + 1] = entry end
+  end
+  local first = #alive > LONGEST // 2 and #alive - LONGEST // 4 or 1
+  for i, entry in ipairs(alive) do
+    if i < first then
+      local side = old[entry.item.write and 1 or 2]
+      side[#side + 1] = entry
+    else
       kept[#kept + 1] = entry
       if entry.key then kept.last[entry.key] = entry end
+    end
+  end
+  if first == 1 then return kept end
+  local before = log.old or { writes = {}, reads = {} }
+  kept.old = { writes = laid_over(self, before.writes, old[1], settled), reads = laid_over(self, before.reads, old[2], settled),
+    newest = alive[first - 1].operation.point.epoch }
+  for _, name in ipairs { "writes", "reads" } do
+    if #kept.old[name] > 3 * OLDEST then
+      kept.old[name] = {}
+      self:unseen(alive[1].item, "races with old accesses of")
     end
   end
   return kept
@@ -165,8 +283,8 @@ function memory:remember(operation, items)
       log = { last = {} }
       storage.logs[point.stream] = log
     end
-    if #log >= LONGEST or #log % 64 == 63 then
-      log = trimmed(log, self.clocks.host[point.stream] or 0)
+    if #log >= LONGEST then
+      log = self:trimmed(log, self.clocks.host[point.stream] or 0)
       storage.logs[point.stream] = log
     end
     self.serial = (self.serial or 0) + 1
@@ -201,7 +319,10 @@ local function mark(self, item)
   storage.version = self:tick()
   if not storage.written and not storage.fresh then return end
   local list = not item.touch and self:spans(item)
-  if not list then list = { spans.hull(item.view) } end
+  if not list then
+    list = { spans.hull(item.view) }
+    if not item.touch then self:unseen(item, "what is left unwritten by") end
+  end
   if storage.written then
     spans.add(storage.written, list)
     if storage.written[1] == 0 and storage.written[2] == storage.bytes then storage.written = nil end
@@ -215,7 +336,11 @@ function memory:first_unwritten(item, skip)
   local storage = self:storage(item.view.storage)
   if not storage.written and not (storage.fresh and item.pieces) then return nil end
   local list = self:spans(item)
-  if not list then return nil end
+  if not list then
+    local byte = storage.written and self:is_known(item) and spans.hits(item.view, spans.gaps(storage.written, spans.hull(item.view)))
+    if byte == nil or not self:is_known(item) then self:unseen(item, "unwritten bytes of") end
+    return byte or nil
+  end
   if storage.written then
     local low = spans.missing(storage.written, list)
     if low then return low end

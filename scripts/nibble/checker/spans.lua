@@ -3,7 +3,8 @@
 
 local spans = {}
 
-local MOST = 65536 -- ranges in one list; a view of more pieces is not looked at
+local MOST = 65536   -- ranges in one list; of a view of more pieces there is none
+local STEPS = 100000 -- of a search for what two of those share
 
 spans.item_bytes = {
   float32 = 4, float16 = 2, bfloat16 = 2, float8_e4m3fn = 1, uint8 = 1, int8 = 1, uint16 = 2, int32 = 4, int64 = 8,
@@ -78,6 +79,60 @@ function spans.hull(view)
   return view.offset, view.offset + (last + 1) * item
 end
 
+-- The first of the places base + i1 * stride1 + i2 * stride2 + ... (dimensions {size, stride}, in bytes) in low .. high-1, and how
+-- much of it the dimensions make that are `mine`; false: there is none, nil: that takes too long to find.
+local function search(base, dims, low, high)
+  local rest, reach, steps = {}, { 0 }, 0
+  for _, dim in ipairs(dims) do
+    if dim[1] == 0 then return false end
+    if dim[1] > 1 and dim[2] > 0 then rest[#rest + 1] = dim end
+  end
+  table.sort(rest, function(a, b) return a[2] < b[2] end)
+  for i, dim in ipairs(rest) do reach[i + 1] = reach[i] + (dim[1] - 1) * dim[2] end
+  local function walk(i, at, mine)
+    if at >= high or at + reach[i + 1] < low then return false end
+    if i == 0 then return at, mine end
+    local size, stride, own = rest[i][1], rest[i][2], rest[i].mine and rest[i][2] or 0
+    for k = math.max(0, -((at + reach[i] - low) // stride)), math.min(size - 1, (high - 1 - at) // stride) do
+      steps = steps + 1
+      if steps > STEPS then return nil end
+      local found, part = walk(i - 1, at + k * stride, mine + k * own)
+      if found ~= false then return found, part end
+    end
+    return false
+  end
+  return walk(#rest, base, 0)
+end
+
+local function dims_of(view, mine)
+  local dims, item = {}, spans.item_bytes[view.dtype]
+  for i, size in ipairs(view.shape) do dims[i] = { size, view.stride[i] * item, mine = mine } end
+  return dims, item
+end
+
+--- A byte of a list that a view has, however many pieces it falls into; false: there is none, nil: that takes too long to find.
+function spans.hits(view, list)
+  local dims, item = dims_of(view)
+  local low, high = spans.hull(view)
+  for i = 1, #list, 2 do
+    if list[i] < high and list[i + 1] > low then
+      local at = search(view.offset, dims, list[i] - item + 1, list[i + 1])
+      if at ~= false then return at and math.max(at, list[i]) end
+    end
+  end
+  return false
+end
+
+--- A byte that two views share; false: there is none, nil: that takes too long to find.
+function spans.meet(a, b)
+  local dims, item = dims_of(a, true)
+  local others, other_item = dims_of(b)
+  local _, behind = spans.hull(b)
+  table.move(others, 1, #others, #dims + 1, dims) -- from b's last element its strides go backwards, as a's go forwards
+  local apart, mine = search(a.offset - (behind - other_item), dims, 1 - item, other_item)
+  return apart and a.offset + mine + math.max(0, -apart)
+end
+
 -- The index in the list of the first range that ends behind `byte`.
 local function find(list, byte)
   local low, high = 1, #list // 2 + 1
@@ -86,6 +141,17 @@ local function find(list, byte)
     if list[2 * middle] > byte then high = middle else low = middle + 1 end
   end
   return 2 * low - 1
+end
+
+--- What a list has not, of low .. high-1.
+function spans.gaps(list, low, high)
+  local gaps, i = {}, find(list, low)
+  while low < high do
+    local from = list[i] or high
+    if from > low then gaps[#gaps + 1], gaps[#gaps + 2] = low, math.min(from, high) end
+    low, i = list[i + 1] or high, i + 2
+  end
+  return gaps
 end
 
 -- The first byte that two lists share, or nil.

@@ -1,0 +1,57 @@
+-- Checked mode where there is much to look at: accesses that are long ago, views of many pieces, long graphs.
+local nibble = require "nibble"
+local checked = require "spec.support.checked"
+
+local fault, clean = checked.fault, checked.clean
+
+describe("checked mode, with much to look at,", function()
+  after_each(function() nibble.check(false) end)
+
+  it("sees races with what is long ago, byte for byte and one stream's as another's", function()
+    local many = [[
+local P = new_pool("HND")
+local rows, slots, l, k, v = bf16(1, 2, 64), {}, i32 {1}, bf16(1, 12, 2, 64), bf16(1, 12, 2, 64)
+local t6, t7 = i32 {{6, -1, -1}}, i32 {{7, -1, -1}}
+for slot = 0, 31 do slots[slot] = nibble.tensor {slot} end
+join(a, b)
+a:scope(function() put(P, slots[24], rows) end) --2
+a:scope(function() for i = 1, 1500 do put(P, slots[i % 24], rows) end end)
+]]
+    fault("race", "reads paged_kv_cache %(K%) .*, page 6, entry 0 while", many .. [[
+--fix b:wait(a:record())
+b:scope(function()
+  get(P, t7, l, k, v)
+  get(P, t6, l, k, v) --1
+end)]])
+    fault("race", "writes paged_kv_cache %(K%) .*, page 7, entry 0 while quantization.*dequantize.* reads it", [[
+local P = new_pool("NHD")
+local rows, l, seven, k, v = bf16(1, 2, 64), i32 {1}, nibble.tensor {28}, bf16(1, 12, 2, 64), bf16(1, 12, 2, 64)
+local tables, t7 = {}, i32 {{7, -1, -1}}
+for page = 0, 6 do tables[page] = i32 {{page, -1, -1}} end
+join(a, b)
+a:scope(function()
+  get(P, t7, l, k, v) --2
+  for i = 1, 1200 do get(P, tables[i % 7], l, k, v) end
+end)
+--fix b:wait(a:record())
+b:scope(function() put(P, seven, rows) end) --1]])
+    clean(many .. [[
+b:wait(a:record())
+a:scope(function() for i = 1, 600 do put(P, slots[i % 20], rows) end end)
+b:scope(function() get(P, t6, l, k, v) get(P, i32 {{5, -1, -1}}, l, k, v) end)
+]])
+  end)
+
+  it("sees races of views with more pieces than anyone lists", function()
+    fault("race", "writes tensor float32 {2} from byte 4 while tensor:fill", [[
+local x = nibble.zeros(100000, 2)
+join(a, b)
+a:scope(function() x:select(2, 1):fill(1) end) --2
+b:scope(function()
+  x:select(2, 2):fill(2)
+  x:view(200000):narrow(1, 150000, 2):fill(2) --1 --break
+  --fix b:wait(a:record())
+  x:as_strided({100000}, {2}, 0):fill(3)
+end)]])
+  end)
+end)
