@@ -135,10 +135,23 @@ void nib_tell_follow(nib_stream *stream, nib_stream *other) {
 
 /* ---- Peeking ------------------------------------------------------------------------------------------------------- */
 
+/* What is found goes to the front of the device's list: who looks, looks at the same few again and again, or at the newest, and
+ * what else lives does not make that slower. */
 static struct nib_storage *find_storage(nib_runtime *rt, uint64_t id) {
-  for (int32_t i = 0; i < rt->device_count; i++)
-    for (struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
-      if (storage->id == id) return storage;
+  for (int32_t i = 0; i < rt->device_count; i++) {
+    nib_device *device = &rt->devices[i];
+    for (struct nib_storage *storage = device->storages; storage; storage = storage->next) {
+      if (storage->id != id) continue;
+      if (!storage->previous) return storage;
+      storage->previous->next = storage->next;
+      if (storage->next) storage->next->previous = storage->previous;
+      storage->previous = NULL;
+      storage->next = device->storages;
+      storage->next->previous = storage;
+      device->storages = storage;
+      return storage;
+    }
+  }
   return NULL;
 }
 

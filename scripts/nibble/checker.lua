@@ -103,18 +103,18 @@ function on.work(self, o)
 end
 
 -- What an operation does, outside of graphs and in them.
-local function run(self, operation, o, items, facts)
+local function run(self, operation, o, items, facts, ordered, known)
   local flagged, passing = nil, memory.find_passing(o, items)
   if facts then
     self.owners:check_slots(operation, facts)
     flagged = self.owners:check(operation, items, facts)
   end
   if passing then passing.from.passes_on = true end
-  self.memory:check_order(operation, items)
+  if not ordered then self.memory:check_order(operation, items) end
   self.memory:check_written(operation, items, flagged, function(item, byte) return self.owners:owner(item, byte) end)
   self.memory:write(operation, items, passing)
   if passing then self.owners:copied(passing.from.view, passing.to.view) end
-  self.memory:remember(operation, items)
+  if not known then self.memory:remember(operation, items) end
 end
 
 local function host(self, o)
@@ -188,7 +188,10 @@ local function start(handler)
   self.memory = memory.new(self.clocks, report)
   self.owners = owners.new(self.memory, report, where)
   self.run = function(...) run(self, ...) end
-  self.graphs = graphs.new(self.memory, report, nibble.peek, self.run)
+  self.graphs = graphs.new(self.memory, report, nibble.peek, self.run, function(items)
+    local passing = memory.find_passing({ kernel = "copy", attributes = {} }, items)
+    self.owners:copied(passing.from.view, passing.to.view)
+  end)
   pages.listener = self.owners
   for allocator, views in pairs(pages.watched) do self.owners:watch(allocator, views) end
   nibble.observe(function(o)

@@ -35,10 +35,15 @@ function accesses.indices(observation)
   return wanted
 end
 
+local MANY = { [4] = "<" .. ("i4"):rep(64), [8] = "<" .. ("i8"):rep(64) }
+
 local function integers(bytes, dtype)
   local list, size = {}, spans.item_bytes[dtype]
-  local format = size == 8 and "<i8" or "<i4"
-  for at = 1, #bytes, size do list[#list + 1] = string.unpack(format, bytes, at) end
+  local count = #bytes // size
+  for i = 0, count // 64 - 1 do
+    table.move({ string.unpack(MANY[size], bytes, i * 64 * size + 1) }, 1, 64, i * 64 + 1, list)
+  end
+  for i = count // 64 * 64, count - 1 do list[i + 1] = string.unpack(size == 8 and "<i8" or "<i4", bytes, i * size + 1) end
   return list
 end
 
@@ -87,6 +92,11 @@ local function of_pieces(pieces, layout)
       if not spans.add_box(list, base, { x, heads, { piece[3], ts } }, size) then return false end
     end
   end)
+end
+
+-- The same as an operation's access, with what makes spans of other pieces.
+local function of_cache(pieces, layout)
+  return { of_pieces(pieces, layout), pieces, of = function(some) return of_pieces(some, layout) end }
 end
 
 -- V scales interleaved over 4 tokens, [pages, heads, tokens, blocks].
@@ -183,7 +193,7 @@ function exact.append(named, contents, out)
   local pieces, rows = slot_pieces(slots)
   out.append_key, out.append_value = { of_rows(rows) }, { of_rows(rows) }
   for name, access in pairs(named) do
-    if access.kv_layout then out[name] = { of_pieces(pieces, access.kv_layout), pieces } end
+    if access.kv_layout then out[name] = of_cache(pieces, access.kv_layout) end
   end
   return { slots = slots, parameter = "slot_mapping", page_size = accesses.page_size(cache) }
 end
@@ -207,7 +217,7 @@ function exact.dequantize(named, contents, out)
   out.block_tables = { of_table(counts) }
   out.output_k, out.output_v = { of_pieces(written) }, { of_pieces(written) }
   for name, access in pairs(named) do
-    if access.kv_layout then out[name] = { of_pieces(pieces, access.kv_layout), pieces } end
+    if access.kv_layout then out[name] = of_cache(pieces, access.kv_layout) end
   end
   return { rows = rows, parameter = "block_tables" }
 end
@@ -239,8 +249,9 @@ function exact.materialize(named, contents, out, attributes)
     end
   end
   out.block_tables = { of_table(counts) }
-  out.k_cache, out.k_block_scales = { of_pieces(pieces[1], "HND"), pieces[1] }, { of_pieces(pieces[1], "HND"), pieces[1] }
-  out.v_cache = { of_pieces(pieces[2], "HND"), pieces[2], values = true }
+  out.k_cache, out.k_block_scales = of_cache(pieces[1], "HND"), of_cache(pieces[1], "HND")
+  out.v_cache = of_cache(pieces[2], "HND")
+  out.v_cache.values = true
   out.v_block_scales = { of_interleaved(pieces[2]), pieces[2], values = true }
   out[result.parameter] = { of_rows(written) }
   return { rows = rows[1], value_rows = planes == 2 and rows[2] or nil, parameter = "block_tables" }
@@ -285,18 +296,44 @@ function exact.mla_dequantize(named, contents, out)
   return { parameter = "slots", reads = pieces, page_size = size }
 end
 
+local MOST_SHAPES = 64
+
+--- What `expand` has found out for some contents, for operations of the same geometry: the layers of a model.
+function accesses.new_cache()
+  return { count = 0, known = {} }
+end
+
+-- The same contents for the same geometry are the same, but for the views.
+local function exactly(observation, named, contents, wanted, cache, geometry)
+  local key
+  if cache then
+    key = { geometry }
+    for name in pairs(wanted) do key[#key + 1] = name .. contents[name] end
+    table.sort(key)
+    key = table.concat(key, ";")
+    local known = cache.known[key]
+    if known then return known[1], known[2] end
+  end
+  local lists, out = {}, {}
+  for name, access in pairs(wanted) do lists[name] = integers(contents[name], access.dtype) end
+  local facts = exact[observation.kernel](named, lists, out, observation.attributes)
+  if cache then
+    if cache.count == MOST_SHAPES then cache.count, cache.known = 0, {} end
+    cache.count, cache.known[key] = cache.count + 1, { out, facts }
+  end
+  return out, facts
+end
+
 --- Items and facts: {slots | rows, parameter}. `contents[parameter]` are bytes; without one of them all that hangs on it is
---- unknown.
-function accesses.expand(observation, contents)
+--- unknown. With a cache: `geometry` is a text that says all of the operation but its contents and where its views lie.
+function accesses.expand(observation, contents, cache, geometry)
   local named, out, facts = by_parameter(observation), {}, nil
   local wanted = accesses.indices(observation)
   if wanted then
-    local lists = {}
-    for name, access in pairs(wanted) do lists[name] = contents[name] and integers(contents[name], access.dtype) end
     local complete = true
-    for name in pairs(wanted) do complete = complete and lists[name] ~= nil end
+    for name in pairs(wanted) do complete = complete and contents[name] end
     if complete then
-      facts = exact[observation.kernel](named, lists, out, observation.attributes)
+      out, facts = exactly(observation, named, contents, wanted, cache, geometry)
     else
       for name in pairs(named) do out[name] = not wanted[name] and { unknown } or nil end
     end
@@ -305,7 +342,7 @@ function accesses.expand(observation, contents)
   for i, access in ipairs(observation.accesses) do
     local special = out[access.parameter] or { spans.of_view }
     items[i] = new_item(access, special[1], special[2])
-    items[i].values = special.values
+    items[i].values, items[i].of_pieces = special.values, special.of
     items[i].exact = out[access.parameter] ~= nil -- the view does not say which bytes
     if observation.user_kernel then items[i].touch, items[i].write = true, false end
   end

@@ -1,7 +1,8 @@
 -- Captures and what they become: nodes, their order inside a graph, and what a replay does.
 --
 -- Nodes of one stream of the capture are ordered, so that a clock over these streams says which nodes come before which. From
--- outside a replay is one piece of work of its stream.
+-- outside a replay is one piece of work of its stream: what nodes do that no index tensor decides is summarized once, and a replay
+-- looks at the others alone.
 
 local accesses = require "nibble.checker.accesses"
 local spans = require "nibble.checker.spans"
@@ -9,9 +10,11 @@ local spans = require "nibble.checker.spans"
 local graphs = {}
 graphs.__index = graphs
 
---- `run(operation, observation, items, facts)` does what an operation outside of a graph does too.
-function graphs.new(memory, report, peek, run)
-  return setmetatable({ memory = memory, report = report, peek = peek, run = run, captures = {}, graphs = {} }, graphs)
+--- `run(operation, observation, items, facts, ordered, known)` does what an operation outside of a graph does too; `ordered`: but
+--- the order was looked at, `known`: and it is remembered elsewhere. `copied(items)` is told of copies that run does not see.
+function graphs.new(memory, report, peek, run, copied)
+  return setmetatable({ memory = memory, report = report, peek = peek, run = run, copied = copied, captures = {}, graphs = {},
+    shapes = accesses.new_cache() }, graphs)
 end
 
 -------------------------------------------------------------------------------------------------------------- captures
@@ -45,47 +48,43 @@ end
 ---------------------------------------------------------------------------------------------------------------- graphs
 
 -- For each node: how far along each stream of the capture what comes before it reaches. `assumed` are races that were reported:
--- from then on they count as ordered.
-local function order(graph)
+-- from then on they count as ordered. `visit(k)` is called when node k has its clock, and may assume more about it.
+local function walk(graph, visit)
   local place = {}
-  for i, node in ipairs(graph.nodes) do
+  for k, node in ipairs(graph.nodes) do
     place[node.stream] = (place[node.stream] or 0) + 1
     local clock = {}
-    local function after(k)
-      for stream, reach in pairs(graph.clocks[k]) do clock[stream] = math.max(clock[stream] or 0, reach) end
-    end
-    for _, k in ipairs(node.deps) do after(k) end
-    for _, k in ipairs(graph.assumed[i] or {}) do after(k) end
-    clock[node.stream] = place[node.stream]
-    graph.clocks[i], graph.places[i] = clock, place[node.stream]
-  end
-end
-
-local function is_before(graph, i, k)
-  return (graph.clocks[k][graph.nodes[i].stream] or 0) >= graph.places[i]
-end
-
--- Nodes that could race: not ordered, with a storage that one of them writes. By the later one: {earlier ...}.
-local function find_candidates(graph)
-  local users, candidates = {}, {}
-  for k, node in ipairs(graph.nodes) do
-    local mine = {}
-    for _, access in ipairs(node.accesses) do mine[access.storage] = mine[access.storage] or access.write end
-    local seen = {}
-    for storage, writes in pairs(mine) do
-      for _, user in ipairs(users[storage] or {}) do
-        if (writes or user[2]) and not seen[user[1]] and not is_before(graph, user[1], k) then
-          seen[user[1]] = true
-          candidates[k] = candidates[k] or {}
-          table.insert(candidates[k], user[1])
-        end
+    for _, deps in ipairs { node.deps, graph.assumed[k] or {} } do
+      for _, i in ipairs(deps) do
+        for stream, reach in pairs(graph.clocks[i]) do clock[stream] = math.max(clock[stream] or 0, reach) end
       end
-      users[storage] = users[storage] or {}
-      table.insert(users[storage], { k, writes })
     end
+    clock[node.stream] = place[node.stream]
+    graph.clocks[k], graph.places[k] = clock, place[node.stream]
+    visit(k, node, clock)
   end
-  for _, list in pairs(candidates) do table.sort(list) end
-  return candidates
+end
+
+-- Storages that two nodes use, one of them to write, although no path leads from one to the other.
+local function find_contested(graph)
+  local last, contested = {}, {} -- storage -> stream -> {place of the last access, of the last write}
+  walk(graph, function(k, node, clock)
+    for _, access in ipairs(node.accesses) do
+      local streams = last[access.storage] or {}
+      last[access.storage] = streams
+      for stream, places in pairs(streams) do
+        if places[access.write and 1 or 2] > (clock[stream] or 0) then contested[access.storage] = true end
+      end
+    end
+    for _, access in ipairs(node.accesses) do
+      local streams = last[access.storage]
+      local places = streams[node.stream] or { 0, 0 }
+      streams[node.stream] = places
+      places[1] = graph.places[k]
+      if access.write then places[2] = places[1] end
+    end
+  end)
+  return contested
 end
 
 -- Index tensors are looked at after the replay. What they hold then is what the node reads if one node before it writes them, or
@@ -98,6 +97,23 @@ local function contents_are_known(graph, k, indices)
   return true
 end
 
+local function key_of(access)
+  return ("%d;%d;%s;%s;%s"):format(access.storage, access.offset, access.dtype, table.concat(access.shape, ","),
+    table.concat(access.stride, ","))
+end
+
+-- All of a node that decides what `accesses.expand` makes of contents.
+local function geometry_of(node)
+  if node.kernel == "rope_insert" then return nil end
+  local parts = { node.kernel }
+  for _, access in ipairs(node.accesses) do
+    parts[#parts + 1] = ("%s %s %s %s"):format(access.parameter, access.dtype, access.kv_layout, table.concat(access.shape, ","))
+  end
+  for name, value in pairs(node.attributes) do parts[#parts + 1] = ("%s=%s"):format(name, value) end
+  table.sort(parts)
+  return table.concat(parts, ";")
+end
+
 function graphs:finish(o)
   local capture = self.captures[o.capture]
   self.captures[o.capture] = nil
@@ -106,7 +122,7 @@ function graphs:finish(o)
     return
   end
   local graph = { nodes = capture.nodes, clocks = {}, places = {}, assumed = {}, expanded = {}, inputs = {}, writers = {},
-    where = o.where, closed = {} }
+    where = o.where, closed = {}, id = o.graph }
   self.graphs[o.graph] = graph
   local seen = {}
   for k, node in ipairs(graph.nodes) do
@@ -120,14 +136,22 @@ function graphs:finish(o)
       end
     end
   end
-  order(graph)
-  graph.candidates = find_candidates(graph)
+  graph.contested = find_contested(graph)
   for k, node in ipairs(graph.nodes) do
     local indices = accesses.indices(node)
-    graph.expanded[k] = { indices = indices, known = indices and contents_are_known(graph, k, indices) }
-    if not indices then graph.expanded[k].items, graph.expanded[k].facts = accesses.expand(node, {}) end
+    local expanded = { indices = indices }
+    graph.expanded[k] = expanded
+    if indices then
+      expanded.known, expanded.geometry, expanded.keys = contents_are_known(graph, k, indices), geometry_of(node), {}
+      for name, access in pairs(indices) do expanded.keys[name] = key_of(access) end
+      for _, access in ipairs(node.accesses) do
+        graph.recheck = graph.recheck or graph.contested[access.storage] -- what is contested depends on contents
+      end
+    else
+      expanded.items, expanded.facts = accesses.expand(node, {})
+    end
   end
-  self:check_order(graph, function(k) return not graph.expanded[k].indices end)
+  self:check_order(graph)
 end
 
 function graphs:released(o)
@@ -137,7 +161,9 @@ end
 --- The last tensor of a storage was closed by hand: whoever replays cannot give the graph other values any more.
 function graphs:closed(storage, where)
   for _, graph in pairs(self.graphs) do
-    if graph.inputs[storage] and not graph.closed[storage] then graph.closed[storage] = { where = where } end
+    if graph.inputs[storage] and not graph.closed[storage] then
+      graph.closed[storage], graph.any_closed = { where = where }, true
+    end
   end
 end
 
@@ -145,45 +171,115 @@ local function operation_of(node, replay)
   return { name = node.operation, where = node.where, replay = replay }
 end
 
--- The first byte that two nodes share although one of them writes it, and their items.
-function graphs:collision(graph, k, i)
-  for _, mine in ipairs(graph.expanded[k].items) do
-    for _, other in ipairs(graph.expanded[i].items) do
-      if mine.view.storage == other.view.storage and (mine.write or other.write) then
-        local a, b = self.memory:spans(mine), self.memory:spans(other)
-        local byte = a and b and spans.overlap(a, b)
-        if byte then return { node = i, item = mine, other = other, byte = byte } end
-      end
-    end
-  end
-end
-
--- Races inside a graph between the nodes that are `ready`. As outside of graphs, a race that was reported counts as ordered.
-function graphs:check_order(graph, ready, replay)
+-- Races inside a graph, as far as it is known what its nodes read and write. As outside of graphs, a race that was reported counts
+-- as ordered. Each node is compared with the logs of the streams of the capture, as memory.lua has them.
+function graphs:check_order(graph, replay)
+  if not next(graph.contested) then return end
   local function verb(item) return item.write and "writes" or "reads" end
-  for k, node in ipairs(graph.nodes) do
-    local candidates = ready(k) and graph.candidates[k] or {}
-    for n = #candidates, 1, -1 do -- the newest first
-      local i = candidates[n]
-      local hit = ready(i) and not is_before(graph, i, k) and self:collision(graph, k, i)
-      if hit then
-        local earlier = graph.nodes[i]
+  local logs = {} -- storage -> stream -> log
+  walk(graph, function(k, node, clock)
+    local items = graph.expanded[k].items or {}
+    for _, hit in ipairs(self.memory:find_conflicts(items, function(item) return logs[item.view.storage] or {} end,
+      function(stream) return clock[stream] or 0 end)) do
+      local i, item = hit.operation.k, hit.mine
+      local earlier = graph.nodes[i]
+      if graph.places[i] > (clock[earlier.stream] or 0) then
         self.report("race", operation_of(node, replay), operation_of(earlier, replay),
           ("in the graph %s %s %s while %s %s it (%s): no path leads from node %d to node %d"):format(node.operation,
-            verb(hit.item), self.memory.place(hit.item, hit.byte), earlier.operation, verb(hit.other),
-            hit.other.parameter or "argument", i, k))
+            verb(item), self.memory.place(item, hit.byte), earlier.operation, verb(hit.item), hit.item.parameter or "argument", i, k),
+          { item = item, other = hit.item })
         graph.assumed[k] = graph.assumed[k] or {}
         table.insert(graph.assumed[k], i)
-        order(graph)
+        for stream, reach in pairs(graph.clocks[i]) do clock[stream] = math.max(clock[stream] or 0, reach) end
+      end
+    end
+    local operation = { k = k, point = { stream = node.stream, epoch = graph.places[k] } }
+    for _, item in ipairs(items) do
+      local id = item.view.storage
+      if graph.contested[id] then
+        logs[id] = logs[id] or {}
+        self.memory:log(logs[id], operation, item)
+      end
+    end
+  end)
+end
+
+-- What the nodes whose accesses never change do as one: for each storage the bytes that are read, and those that are written.
+local function summarize(self, graph)
+  local plan = { items = {}, dynamic = {}, copies = {}, checks = {} }
+  local by_key, passes = {}, {}
+  for k, node in ipairs(graph.nodes) do
+    local expanded = graph.expanded[k]
+    local alone = expanded.indices or node.kernel == "swizzle"
+    for _, item in ipairs(expanded.items or {}) do alone = alone or not self.memory:spans(item) end
+    if alone then
+      plan.dynamic[#plan.dynamic + 1] = k
+    else
+      if node.kernel == "copy" then plan.copies[#plan.copies + 1] = k end
+      for _, item in ipairs(expanded.items) do
+        local id = item.view.storage
+        local key = ("%d %s %s"):format(id, item.write, item.touch)
+        local one = by_key[key]
+        if not one then
+          one = { view = item.view, write = item.write, touch = item.touch, parameter = item.parameter, exact = true,
+            key = ("graph %d %s"):format(graph.id, key), parts = {}, distinct = {} }
+          by_key[key], plan.items[#plan.items + 1] = one, one
+        end
+        one.parts[#one.parts + 1] = { k = k, node = node, item = item }
+        one.distinct[key_of(item.view)] = item
+        if node.kernel == "copy" then passes[id] = true end
       end
     end
   end
+  for _, one in ipairs(plan.items) do
+    local list = {}
+    for _, item in pairs(one.distinct) do
+      local more = self.memory:spans(item)
+      table.move(more, 1, #more, #list + 1, list)
+    end
+    one.distinct, list = nil, spans.merged(list)
+    function one.spans() return list end
+    if not one.touch then plan.checks[#plan.checks + 1] = { one.view.storage, list, passes[one.view.storage] or one.write } end
+  end
+  return plan
+end
+
+-- Whether all that static nodes read and write counts as written: then they change nothing about it.
+local function is_settled(self, plan)
+  for _, check in ipairs(plan.checks) do
+    local storage = self.memory:storage(check[1])
+    if storage.written and spans.missing(storage.written, check[2]) then return false end
+    if storage.fresh and check[3] and spans.missing(storage.fresh, check[2]) then return false end
+  end
+  return true
+end
+
+-- Looks at index tensors again. Returns whether something has changed.
+local function refresh(self, graph)
+  local peeked, fresh = {}, false
+  for _, k in ipairs(graph.plan.dynamic) do
+    local node, expanded = graph.nodes[k], graph.expanded[k]
+    if expanded.indices then
+      local contents, same = {}, expanded.contents ~= nil
+      for name, access in pairs(expanded.indices) do
+        local key = expanded.keys[name]
+        if expanded.known and peeked[key] == nil then peeked[key] = self.peek(access) or false end
+        contents[name] = expanded.known and peeked[key] or nil
+        same = same and expanded.contents[name] == contents[name]
+      end
+      if not same then
+        fresh, expanded.contents = true, contents
+        expanded.items, expanded.facts = accesses.expand(node, contents, expanded.geometry and self.shapes, expanded.geometry)
+      end
+    end
+  end
+  return fresh
 end
 
 function graphs:replay(o, point)
   local graph = self.graphs[o.graph]
   if not graph then return end
-  for storage, closed in pairs(graph.closed) do
+  for storage, closed in pairs(graph.any_closed and graph.closed or {}) do
     local input = graph.inputs[storage]
     if not closed.reported then
       closed.reported = true
@@ -192,29 +288,36 @@ function graphs:replay(o, point)
           input.parameter or "an argument", input.node.operation))
     end
   end
-  local fresh = false
-  for k, node in ipairs(graph.nodes) do
-    local expanded = graph.expanded[k]
-    if expanded.indices then
-      local contents, key = {}, {}
-      for name, access in pairs(expanded.indices) do
-        contents[name] = expanded.known and self.peek(access) or nil
-        key[#key + 1] = name .. "=" .. (contents[name] or "?")
-      end
-      table.sort(key)
-      key = table.concat(key, ";")
-      if key ~= expanded.key then
-        expanded.key, fresh = key, true
-        expanded.items, expanded.facts = accesses.expand(node, contents)
-      end
+  graph.plan = graph.plan or summarize(self, graph)
+  local plan = graph.plan
+  if refresh(self, graph) and graph.recheck then self:check_order(graph, o.where) end
+  local whole = { name = o.operation, replay = o.where, point = point, order = self.memory:next_order() }
+  local function node_of(k)
+    local operation = operation_of(graph.nodes[k], o.where)
+    operation.point, operation.order = point, whole.order + k
+    return operation
+  end
+  local racing = self.memory:conflicts(whole, plan.items)[1]
+  for _, k in ipairs(plan.dynamic) do racing = racing or self.memory:conflicts(whole, graph.expanded[k].items)[1] end
+  if racing then -- which of the nodes?
+    for k in ipairs(graph.nodes) do self.memory:check_order(node_of(k), graph.expanded[k].items) end
+  end
+  local settled = is_settled(self, plan)
+  local function run(k, static)
+    self.run(node_of(k), graph.nodes[k], graph.expanded[k].items, graph.expanded[k].facts, true, static)
+  end
+  if settled then
+    for _, k in ipairs(plan.dynamic) do run(k) end
+    for _, item in ipairs(plan.items) do
+      if item.write or item.touch then self.memory:storage(item.view.storage).version = self.memory:tick() end
     end
+    for _, k in ipairs(plan.copies) do self.copied(graph.expanded[k].items) end
+  else
+    local dynamic = {}
+    for _, k in ipairs(plan.dynamic) do dynamic[k] = true end
+    for k in ipairs(graph.nodes) do run(k, not dynamic[k]) end
   end
-  if fresh then self:check_order(graph, function() return true end, o.where) end
-  for k, node in ipairs(graph.nodes) do
-    local operation = operation_of(node, o.where)
-    operation.point = point
-    self.run(operation, node, graph.expanded[k].items, graph.expanded[k].facts)
-  end
+  self.memory:remember(whole, plan.items)
 end
 
 return graphs

@@ -18,7 +18,7 @@ local OLDEST = 65536 -- ranges of bytes in such a summary
 
 --- `report(kind, operation, other, message)` takes what is found.
 function memory.new(clock, report, note)
-  return setmetatable({ clocks = clock, report = report, storages = {}, time = 0, note = note or function() end }, memory)
+  return setmetatable({ clocks = clock, report = report, storages = {}, time = 0, serial = 0, note = note or function() end }, memory)
 end
 
 --- The record of a storage. One that is not known, because it is older than the checker, counts as written.
@@ -103,11 +103,11 @@ local function describe(point)
   return point.host and "the host" or ("stream %d"):format(point.stream)
 end
 
-local function race(self, operation, item, entry, byte)
-  local other = entry.operation
+local function race(self, operation, item, hit)
+  local other = hit.operation
   self.report("race", operation, other, ("%s on %s %s %s while %s on %s %s it (%s): no event orders them"):format(
-    operation.name, describe(operation.point), verb(item), memory.place(item, byte), other.name, describe(other.point),
-    verb(entry.item), entry.item.parameter or "argument"))
+    operation.name, describe(operation.point), verb(item), memory.place(item, hit.byte), other.name, describe(other.point),
+    verb(hit.item), hit.item.parameter or "argument"), { item = item, other = hit.item })
 end
 
 -- A byte that two items share; false or nil: there is none, or it is not known.
@@ -128,7 +128,31 @@ function memory:shared(a, b)
   return byte
 end
 
--- The newest access in a summary that is behind `after` and has a byte of an item.
+-- What of an entry has a byte: of a replay's summary the newest node.
+local function hit_at(self, entry, byte)
+  local operation = entry.operation
+  for i = #(entry.item.parts or {}), 1, -1 do
+    local part = entry.item.parts[i]
+    local list = self:spans(part.item)
+    if list and spans.overlap(list, { byte, byte + 1 }) then
+      return { item = part.item, byte = byte, order = operation.order + part.k, operation = { name = part.node.operation,
+        where = part.node.where, stack = part.node.stack, replay = operation.replay, point = operation.point } }
+    end
+  end
+  return { item = entry.item, byte = byte, order = operation.order, operation = operation }
+end
+
+-- What of an entry an item shares a byte with: of a replay's summary the newest node.
+local function hit_by(self, entry, item)
+  local byte = self:shared(item, entry.item)
+  if not byte or not entry.item.parts then return byte and hit_at(self, entry, byte) end
+  for i = #entry.item.parts, 1, -1 do
+    byte = self:shared(item, entry.item.parts[i].item)
+    if byte then return hit_at(self, entry, byte) end
+  end
+end
+
+-- The newest access in a summary of the log that is behind `after` and has a byte of an item.
 local function find_old(self, old, after, item)
   local list, best, byte = self:spans(item), nil, nil
   local known = list ~= nil
@@ -143,54 +167,68 @@ local function find_old(self, old, after, item)
       end
       for k = 3 * low - 2, #side, 3 do
         if side[k] >= list[i + 1] then break end
-        local entry = side[k + 2]
-        if entry.operation.point.epoch > after and (not best or entry.serial > best.serial) then
+        local operation = side[k + 2].operation
+        if operation.point.epoch > after and (not best or operation.order > best.operation.order) then
           local at = known and math.max(side[k], list[i]) or not known and spans.hits(item.view, { side[k], side[k + 1] })
-          if at then best, byte = entry, at end
+          if at then best, byte = side[k + 2], at end
         end
       end
     end
   end
-  return best, byte
+  return best and hit_at(self, best, byte)
 end
 
--- The newest access of a stream that conflicts with an item, is not before `known`, and shares a byte with it.
+--- The newest access of a stream that conflicts with an item, is not before `known`, and shares a byte with it: {operation, item,
+--- byte, order}; nil: none.
 function memory:find_conflict(log, known, item)
+  local best
   for i = #log, 1, -1 do
     local entry = log[i]
-    if entry.operation.point.epoch <= known then return nil end
+    local point = entry.operation.point
+    if point.epoch <= known or best and point ~= best.operation.point then return best end
     if not entry.dead and (item.write or entry.item.write) then -- a kernel of the user's may only read, but it may
-      local byte = self:shared(item, entry.item)
-      if byte then return entry, byte end
+      local hit = hit_by(self, entry, item)
+      if hit and (not best or hit.order > best.order) then best = hit end
     end
   end
-  if log.old and log.old.newest > known then return find_old(self, log.old, known, item) end
+  return best or log.old and log.old.newest > known and find_old(self, log.old, known, item) or nil
+end
+
+--- The newest conflict of some items with each stream's log, newest first: {..., mine: the item}. `logs(item)`: by stream;
+--- `known(stream)`: how much of it comes before.
+function memory:find_conflicts(items, logs, known)
+  local found, list = {}, {}
+  for _, item in ipairs(items) do
+    for stream, log in pairs(logs(item)) do
+      local before = known(stream)
+      if log.newest > before then
+        local hit, best = self:find_conflict(log, before, item), found[stream]
+        if hit and (not best or hit.order > best.order) then
+          hit.mine, found[stream] = item, hit
+        end
+      end
+    end
+  end
+  for _, hit in pairs(found) do list[#list + 1] = hit end
+  if #list > 1 then table.sort(list, function(a, b) return a.order > b.order end) end
+  return list
+end
+
+--- Conflicts of an operation with the other streams.
+function memory:conflicts(operation, items)
+  local point = operation.point
+  return self:find_conflicts(items, function(item) return self:storage(item.view.storage).logs end, function(stream)
+    return stream == point.stream and math.huge or clocks.known(point, stream)
+  end)
 end
 
 -- The newest conflict with another stream is reported, and then all goes on as if an event ordered the two: what is missing the
 -- same event is not reported again.
 function memory:check_order(operation, items)
-  local found = {}
-  for _, item in ipairs(items) do
-    for stream, log in pairs(self:storage(item.view.storage).logs) do
-      local known = clocks.known(operation.point, stream)
-      if stream ~= operation.point.stream and log.newest > known then
-        local entry, byte = self:find_conflict(log, known, item)
-        local best = found[stream]
-        if entry and (not best or entry.operation ~= best[1].operation and entry.serial > best[1].serial) then
-          found[stream] = { entry, item, byte }
-        end
-      end
-    end
-  end
-  local newest = {}
-  for _, hit in pairs(found) do newest[#newest + 1] = hit end
-  table.sort(newest, function(a, b) return a[1].serial > b[1].serial end)
-  for _, hit in ipairs(newest) do
-    local entry, item, byte = table.unpack(hit)
-    local other = entry.operation.point
+  for _, hit in ipairs(self:conflicts(operation, items)) do
+    local other = hit.operation.point
     if other.epoch > clocks.known(operation.point, other.stream) then
-      race(self, operation, item, entry, byte)
+      race(self, operation, hit.mine, hit)
       if not operation.point.host then
         self.clocks:order(operation.point.stream, other)
         operation.point.clock = self.clocks:now(operation.point.stream).clock
@@ -274,28 +312,41 @@ function memory:trimmed(log, settled)
   return kept
 end
 
+--- Says how new an operation is; a replay's k-th node is newer by k.
+function memory:next_order()
+  self.serial = self.serial + 1
+  return self.serial << 24
+end
+
+--- Adds an access to the logs (by stream) of a storage. `settled`: up to there the host has waited for the stream.
+function memory:log(logs, operation, item, settled)
+  local point = operation.point
+  local log = logs[point.stream]
+  if not log then
+    log = { last = {} }
+    logs[point.stream] = log
+  end
+  if #log >= LONGEST then
+    log = self:trimmed(log, settled or 0)
+    logs[point.stream] = log
+  end
+  operation.order = operation.order or self:next_order()
+  local entry = { operation = operation, item = item }
+  local key = item.key or not item.exact and view_key(item.view) .. verb(item)
+  if key then -- the same view once more: the newer access says all that the older one did
+    if log.last[key] then log.last[key].dead = true end
+    log.last[key], entry.key = entry, key
+  end
+  log[#log + 1] = entry
+  log.newest = point.epoch
+end
+
 function memory:remember(operation, items)
   local point = operation.point
+  local settled = self.clocks.host[point.stream]
   for _, item in ipairs(items) do
     local storage = self:storage(item.view.storage)
-    local log = storage.logs[point.stream]
-    if not log then
-      log = { last = {} }
-      storage.logs[point.stream] = log
-    end
-    if #log >= LONGEST then
-      log = self:trimmed(log, self.clocks.host[point.stream] or 0)
-      storage.logs[point.stream] = log
-    end
-    self.serial = (self.serial or 0) + 1
-    local entry = { operation = operation, item = item, serial = self.serial }
-    if not item.exact then -- the same view once more: the newer access says all that the older one did
-      local key = view_key(item.view) .. verb(item)
-      if log.last[key] then log.last[key].dead = true end
-      log.last[key], entry.key = entry, key
-    end
-    log[#log + 1] = entry
-    log.newest = point.epoch
+    self:log(storage.logs, operation, item, settled)
     if item.write or item.touch then storage.writers[point.stream] = point end
   end
 end
@@ -330,12 +381,46 @@ local function mark(self, item)
   if storage.fresh then spans.add(storage.fresh, list) end
 end
 
+-- The pieces of an item that are not known to be written. `storage.proven`: by geometry, of pages how many entries are; emptied
+-- of a page by whoever takes bytes away from `fresh`.
+local function unproven(storage, item)
+  local view = item.view
+  local key = ("%d %s %s"):format(view.offset, view.kv_layout, table.concat(view.stride, ","))
+  storage.proven = storage.proven or {}
+  local proven = storage.proven[key] or { view = view }
+  storage.proven[key] = proven
+  local pieces = {}
+  for _, piece in ipairs(item.pieces) do
+    if (proven[piece[1]] or 0) < piece[2] + piece[3] then pieces[#pieces + 1] = piece end
+  end
+  return pieces, proven
+end
+
+--- Bytes of a storage are no longer what their owner has written.
+function memory.unwrite(storage, list)
+  spans.remove(storage.fresh, list)
+  for _, proven in pairs(storage.proven or {}) do
+    local view = proven.view
+    local stride = view.stride[1] * spans.item_bytes[view.dtype]
+    for i = 1, #list, 2 do
+      for page = (list[i] - view.offset) // stride, (list[i + 1] - 1 - view.offset) // stride do proven[page] = nil end
+    end
+  end
+end
+
 --- The first byte of an item that nothing has written, or nil. For the pieces of a pool that an allocator watches: since the page
 --- was handed out. `skip[page]`: something worse was reported.
 function memory:first_unwritten(item, skip)
   local storage = self:storage(item.view.storage)
   if not storage.written and not (storage.fresh and item.pieces) then return nil end
-  local list = self:spans(item)
+  local list
+  if item.pieces and item.of_pieces and storage.fresh then -- pages that were whole are whole until they change hands
+    local pieces = unproven(storage, item)
+    if #pieces == 0 then return nil end
+    list = item.of_pieces(pieces)(item.view)
+  else
+    list = self:spans(item)
+  end
   if not list then
     local byte = storage.written and self:is_known(item) and spans.hits(item.view, spans.gaps(storage.written, spans.hull(item.view)))
     if byte == nil or not self:is_known(item) then self:unseen(item, "unwritten bytes of") end
@@ -347,6 +432,12 @@ function memory:first_unwritten(item, skip)
   end
   if not (storage.fresh and item.pieces) then return nil end
   local low = spans.missing(storage.fresh, list)
+  if not low and item.of_pieces then
+    local pieces, proven = unproven(storage, item)
+    for _, piece in ipairs(pieces) do
+      if piece[2] <= (proven[piece[1]] or 0) then proven[piece[1]] = piece[2] + piece[3] end
+    end
+  end
   if not low or not skip or not next(skip) then return low end
   local stride = item.view.stride[1] * spans.item_bytes[item.view.dtype]
   for i = 1, #list, 2 do
@@ -388,7 +479,12 @@ local function pass_on(self, from, to, chunks)
           spans.add(target[field], { chunk[2], chunk[2] + chunk[4] })
         else
           local size = chunk[4] // (chunk[3] // chunk[5])
-          spans.remove(target[field], { chunk[2], chunk[2] + chunk[4] })
+          if field == "fresh" then
+            memory.unwrite(target, { chunk[2], chunk[2] + chunk[4] })
+          else
+            spans.remove(target[field], { chunk[2], chunk[2] + chunk[4] })
+            target.proven = nil
+          end
           for a, b in spans.within(set, low, high) do -- whole elements
             local first, last = (a - low) // chunk[5], (b - low) // chunk[5]
             if first < last then spans.add(target[field], { chunk[2] + first * size, chunk[2] + last * size }) end

@@ -93,7 +93,7 @@ function owners:watch(allocator, views)
     self.pools[view.storage][allocator] = true
     for page = 0, math.min(allocator.num_pages, view.shape[1]) - 1 do -- what has an owner already may have been written
       local one = page_spans(view, page) or {}
-      spans[allocator:references(page) > 0 and "add" or "remove"](storage.fresh, one)
+      if allocator:references(page) > 0 then spans.add(storage.fresh, one) else self.memory.unwrite(storage, one) end
     end
   end
 end
@@ -138,7 +138,7 @@ local function clean(self, book, page, entry, count)
     if storage and storage.fresh and page < view.shape[1] then
       local list = not entry and page_spans(view, page)
         or entry and view.kv_layout ~= nil and accesses.piece(view, { page, entry, count })
-      if list then spans.remove(storage.fresh, list) end
+      if list then self.memory.unwrite(storage, list) end
     end
   end
 end
