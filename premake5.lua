@@ -82,10 +82,13 @@ local cuda_include = nvcc and path.join(path.getdirectory(path.getdirectory(nvcc
 
 ------------------------------------------------------------------------------------------------------------ the sources
 
-local runtime_sources = {}
+-- What the headers declare is defined outside of the devices and the kernels.
+local runtime_sources, public_sources = {}, {}
 for _, pattern in ipairs { "runtime/**.c", "kernels/cpu/*.c" } do
   for _, file in ipairs(os.matchfiles(pattern)) do
+    local of_device = file:match("^runtime/(%l+)/") == "cpu" or file:match("^runtime/(%l+)/") == "cuda"
     if nvcc or not file:match("^runtime/cuda/") then table.insert(runtime_sources, file) end
+    if file:match("^runtime/") and not of_device then table.insert(public_sources, file) end
   end
 end
 
@@ -235,13 +238,21 @@ if nvcc then
   prebuildcommands { "MAKEFLAGS= make -s -j4 -f fatbin.mk all" }
 end
 
-new_project("runtime", "StaticLib")
-  targetname "nibble"
-  files(runtime_sources)
+local function with_cuda()
   if nvcc then
     links { "fatbin" }
     buildoptions { "-DNIB_CUDA", "-isystem", cuda_include, "-Igen" }
   end
+end
+
+-- A plugin that links a static library shows none of its names, nor does another copy in the process take their place.
+local hidden = "-DNIB_HIDDEN"
+
+new_project("runtime", "StaticLib")
+  targetname "nibble"
+  files(runtime_sources)
+  buildoptions { hidden }
+  with_cuda()
 
 -- Threads may still run when a host unloads the module or the library.
 local stay_loaded = "-Wl,-z,nodelete"
@@ -250,27 +261,24 @@ new_project("shared", "SharedLib")
   targetprefix ""
   targetname(soname)
   targetextension ""
-  files { "build/empty.c" }
-  for _, name in ipairs(configuration_names) do
-    when(name)
-      linkoptions { "-Wl,--whole-archive " .. name .. "/libnibble.a -Wl,--no-whole-archive" }
-  end
-  always()
-  linkoptions { stay_loaded, "-Wl,-soname," .. soname }
+  files(public_sources) -- compiled once more, to be seen; the rest comes from libnibble.a
+  with_cuda()
+  linkoptions { stay_loaded, "-Wl,-soname," .. soname, "-Wl,-Bsymbolic-functions" }
   links { "runtime", "m", "dl" }
 
 new_project("bindings", "StaticLib")
   targetname "nibble_lua"
   files(binding_sources)
   includedirs { "runtime" }
-  buildoptions { lua_cflags }
+  buildoptions { hidden, lua_cflags }
 
 new_project("module", "SharedLib")
   targetprefix ""
   targetname "nibble"
-  files { "build/empty.c" }
-  -- Lua's symbols stay open: the host has them. It exports luaopen_nibble alone: the runtime in it is its own.
-  linkoptions { stay_loaded, "-Wl,-u,luaopen_nibble", "-Wl,--exclude-libs,libnibble.a" }
+  files { "bindings/module.c" } -- compiled once more, so that luaopen_nibble is seen, and it alone
+  includedirs { "runtime" }
+  buildoptions { lua_cflags }
+  linkoptions { stay_loaded } -- Lua's symbols stay open: the host has them
   links { "bindings", "runtime", "m", "dl" }
 
 new_project("command", "ConsoleApp")
@@ -304,7 +312,6 @@ if nvcc then
     files { "scripts/bench/launch.c" }
     buildoptions { lua_cflags, "-isystem", cuda_include }
     links { "runtime", "dl" }
-    linkoptions { "-Wl,--exclude-libs,ALL" }
 
   -- The stand-in for the driver, for specs: loaded as libcuda.so.1 where LD_LIBRARY_PATH names its folder. Beside it the Lua
   -- module `standin`, by which a spec makes calls fail and counts what is alive.

@@ -43,7 +43,7 @@
 extern "C" {
 #endif
 
-#if defined(__GNUC__)
+#if defined(__GNUC__) && !defined(NIB_HIDDEN) /* of the static libraries: what links them shows none of their names to others */
 #define NIB_API __attribute__((visibility("default")))
 #else
 #define NIB_API

@@ -132,6 +132,38 @@ describe("a host in C", function()
   end)
 end)
 
+describe("a plugin that links the static library", function()
+  local plugins = {}
+  local function compile()
+    local cflags = "-shared -fPIC -fvisibility=hidden"
+    for i = 1, 2 do
+      local path, reason = program.compile("plugin", { cflags = cflags })
+      if not path then return reason end
+      plugins[i] = path
+    end
+  end
+  teardown(function()
+    for _, path in ipairs(plugins) do os.remove(path) end
+  end)
+
+  it("has a nibble of its own, which nobody else sees, beside others and the shared library", function()
+    local reason = compile()
+    if reason then return pending(reason) end
+    if process.has("nm") then
+      for _, path in ipairs(plugins) do
+        local names = {}
+        for name in process.run("nm -D --defined-only " .. path).stdout:gmatch(" %u ([%w_]+)") do names[#names + 1] = name end
+        assert.same({ "plugin_close", "plugin_open", "plugin_use" }, names)
+      end
+    end
+    local abi = process.read(process.root .. "runtime/nibble.h"):match("#define NIB_ABI_VERSION (%d+)u")
+    local shared = program.build .. "libnibble.so." .. abi
+    reason = program.missing(shared)
+    if reason then return pending(reason) end
+    run("plugins", { library = "", args = table.concat(plugins, " ") .. " " .. quote(shared) })
+  end)
+end)
+
 describe("the public headers", function()
   local header = process.read(process.root .. "runtime/nibble.h") .. process.read(process.root .. "runtime/nibble_tools.h")
 
