@@ -31,6 +31,19 @@
  * A time says how many microseconds are left: NIB_UNLIMITED is no limit; 0 and less, as a frame's rest may be, is no time: such a
  * timeout does not wait, such a deadline has passed.
  *
+ * The binary interface. A program runs with any later library of its NIB_ABI_VERSION (the number behind libnibble.so) without being
+ * built again, and with an earlier one as long as it uses nothing new. While that number stays:
+ * - functions, their parameters, and the names and numbers in enums stay. Functions are added, and numbers: take a status, a dtype
+ *   or a kind of observation that you do not know for one of its kind.
+ * - configs, descriptors and structs that are filled in (all whose function has a twin *_sized) grow at their end. The inline
+ *   function here passes the size that they have for you; fields that you do not know are 0, which means as before, and a library
+ *   that does not know a field takes it when it is 0 and is INVALID otherwise. So zero-initialise them. Other languages call *_sized,
+ *   which is what the library exports.
+ * - structs that are handed out as const pointers (nib_device_info, nib_safetensors_entry, nib_observation) grow at their end: do
+ *   not copy them by size into what others have built, nor make arrays of them.
+ * - structs that stand in others or in arrays (nib_number, nib_cache, nib_scale_source, nib_argument, nib_access, nib_attribute)
+ *   stay as they are, and so does NIB_MAX_NDIM.
+ *
  * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name says bytes. */
 #ifndef NIBBLE_H
 #define NIBBLE_H
