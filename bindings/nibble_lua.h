@@ -33,14 +33,18 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
  * host. The script's environment has Lua's functions without io, os, debug, package, require, and the module without what
  * reads and writes files (load, list, save), brings code (compile, module) or looks at others' work (observe, peek, check,
  * explain). A call ends at its deadline, whatever the script does, also inside pcall, coroutines and Lua's
- * own functions; one instruction alone is not interrupted (README.md, "Scripts of strangers", has numbers). Where that is too
- * long, call from a thread of yours and go on without it: nib_sandbox_cancel.
+ * own functions; one instruction alone is not interrupted, so that a call may be late: by 2 ms, and by 1 ms for each 64 KiB
+ * that one instruction touches (two strings that are compared or joined, a part of a table, all of Lua's memory where it is collected
+ * because it has run out); by n * n nanoseconds, about, where n integer keys of a table all collide (at most lua_memory / 256 of them:
+ * 0.3 s at 4 MiB). While there are strings of more than 512 bytes, the longer the more, the clock is looked at more often, which
+ * makes scripts slower. Where that is too long, call from a thread of yours and go on without it: nib_sandbox_cancel.
  *
  * Other than in Lua: no metatable has __gc, __close or __mode, and metamethods count as they are when setmetatable is called;
  * xpcall calls its handler after the stack is gone; tostring shows no addresses; `load` takes text alone; collectgarbage
  * only counts; functions that are put into `string` are no methods of strings; strings are not coerced in arithmetic.
  *
- * A sandbox is used by one thread at a time. All functions are protected: a script's error is a status. */
+ * A sandbox is used by one thread at a time, which has the "C" locale in a call, also in the host's functions that are called from
+ * there. All functions are protected: a script's error is a status. */
 
 typedef struct nib_sandbox nib_sandbox;
 

@@ -1,6 +1,7 @@
 /* Sandboxes: memory, time, and the calls of the host. What scripts can reach is in sandbox_base.c. */
 #define _POSIX_C_SOURCE 200809L
 #include <limits.h>
+#include <locale.h>
 #include <stdio.h>
 #include <string.h>
 #include <stdlib.h>
@@ -72,11 +73,16 @@ static void hook(lua_State *L, lua_Debug *event) {
   sandbox->fresh = 0;
   if (sandbox->expired || is_over(sandbox, now)) expire(L);
   int64_t count = elapsed > LOOK_US ? passed * LOOK_US / elapsed : 2 * passed;
-  sandbox->count = count < 1 ? 1 : count > NIB_SANDBOX_COUNT ? NIB_SANDBOX_COUNT : (int)count;
+  sandbox->count = count < 1 ? 1 : count > sandbox->most_count ? sandbox->most_count : (int)count;
   sandbox->looked_us = now;
   if (sandbox->count == passed) return;
   lua_sethook(L, hook, LUA_MASKCOUNT, sandbox->count); /* walks over all open calls: that time must not ask for more looks */
   sandbox->looked_us = now_us();
+}
+
+void nib_sandbox_watch(lua_State *L) {
+  int most = nib_sandbox_of(L)->most_count;
+  if (lua_gethookcount(L) > most) lua_sethook(L, hook, LUA_MASKCOUNT, most);
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -88,11 +94,43 @@ static void *host_allocate(const nib_sandbox *sandbox, void *pointer, size_t old
   return NULL;
 }
 
+/* One instruction compares two strings, which takes long if they are long: the hook looks at the clock more often as long as there
+ * are such strings. They stand 8 bytes behind the begin of their block, as no other block does, which tells them at their end. */
+#define LONG_STRING 512
+#define SLOW_BYTES ((size_t)128 << 10) /* of strings that may be compared between two looks */
+#define OFFSET 8
+_Static_assert(_Alignof(max_align_t) >= 2 * OFFSET || sizeof(void *) < 8, "blocks lie at multiples of 16");
+
+static bool is_long_string(const void *pointer) { return _Alignof(max_align_t) >= 2 * OFFSET && (uintptr_t)pointer % (2 * OFFSET) == OFFSET; }
+
+static void count_string(nib_sandbox *sandbox, size_t size, int32_t change) {
+  int class = 0;
+  while (size >> class > 1) class++;
+  sandbox->strings[class] += change;
+  int longest = NIB_SANDBOX_CLASSES - 1;
+  while (longest >= 0 && sandbox->strings[longest] == 0) longest--;
+  size_t most = longest < 0 ? NIB_SANDBOX_COUNT : SLOW_BYTES >> (longest + 1);
+  sandbox->most_count = most < 1 ? 1 : most > NIB_SANDBOX_COUNT ? NIB_SANDBOX_COUNT : (int)most;
+}
+
+static void *allocate_string(nib_sandbox *sandbox, size_t size) {
+  char *block = host_allocate(sandbox, NULL, 0, size + OFFSET);
+  if (!block) return NULL;
+  count_string(sandbox, size, 1);
+  if (sandbox->running && sandbox->most_count < sandbox->count) {
+    sandbox->instructions_left -= sandbox->count - sandbox->most_count;
+    sandbox->count = sandbox->most_count;
+    lua_sethook(sandbox->running, hook, LUA_MASKCOUNT, sandbox->count);
+  }
+  return block + OFFSET;
+}
+
 /* Allocates for Lua. A failure makes Lua collect everything, and large blocks take time: the hook runs at the next
  * instruction then. */
 static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new_size) {
   nib_sandbox *sandbox = user;
-  if (!pointer) old_size = 0; /* it tells what kind of object it is for */
+  bool is_string = !pointer && old_size == LUA_TSTRING && new_size >= LONG_STRING && _Alignof(max_align_t) >= 2 * OFFSET;
+  if (!pointer) old_size = 0; /* it has told what kind of object it is for */
   bool grows = new_size > old_size;
   bool refused = grows && (new_size > sandbox->lua_block || sandbox->lua_used + (new_size - old_size) > sandbox->lua_most);
   if (grows) sandbox->fresh += new_size;
@@ -103,7 +141,15 @@ static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new
     lua_sethook(sandbox->running, hook, LUA_MASKCOUNT, 1);
   }
   if (refused) return NULL;
-  void *block = host_allocate(sandbox, pointer, old_size, new_size);
+  void *block = NULL;
+  if (is_string) {
+    block = allocate_string(sandbox, new_size);
+  } else if (is_long_string(pointer)) { /* strings never grow or shrink */
+    host_allocate(sandbox, (char *)pointer - OFFSET, old_size + OFFSET, 0);
+    count_string(sandbox, old_size, -1);
+  } else {
+    block = host_allocate(sandbox, pointer, old_size, new_size);
+  }
   if (block || new_size == 0) sandbox->lua_used = sandbox->lua_used - old_size + new_size;
   return block;
 }
@@ -112,7 +158,10 @@ static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new
 static void *allocate_block(void *user, void *pointer, size_t old_size, size_t new_size) {
   nib_sandbox *sandbox = user;
   if (new_size > old_size && sandbox->host_used + (new_size - old_size) > sandbox->host_most) return NULL;
-  void *block = host_allocate(sandbox, pointer, old_size, new_size);
+  /* New memory is empty: what the host's other parts had in it is not for scripts to see (nibble.empty). */
+  bool is_own = !sandbox->host.allocate && !pointer;
+  void *block = is_own ? calloc(1, new_size) : host_allocate(sandbox, pointer, old_size, new_size);
+  if (block && !pointer && !is_own) memset(block, 0, new_size);
   if (block || new_size == 0) sandbox->host_used = sandbox->host_used - old_size + new_size;
   return block;
 }
@@ -200,7 +249,7 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   sandbox->looked_us = now_us();
   sandbox->deadline_us = is_limited ? sandbox->looked_us + budget_us : 0;
   sandbox->instructions_left = sandbox->config.instructions;
-  sandbox->count = NIB_SANDBOX_COUNT;
+  sandbox->count = sandbox->most_count;
   sandbox->expired = sandbox->absent = false;
   sandbox->error[0] = sandbox->where[0] = 0;
   sandbox->running = L;
@@ -208,7 +257,11 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   lua_settop(L, 0);
   lua_pushcfunction(L, function); /* neither this nor the next takes memory */
   lua_pushlightuserdata(L, argument);
+  /* Lua compares strings by the thread's locale, at times slowly; scripts do the same whatever the host's is. */
+  locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0), before = plain ? uselocale(plain) : (locale_t)0;
   int status = lua_pcall(L, 1, 0, 0);
+  if (before) uselocale(before);
+  if (plain) freelocale(plain);
   sandbox->running = NULL;
   nib_set_deadline(sandbox->runtime, NIB_UNLIMITED);
   nib_status result = NIB_OK;
@@ -454,6 +507,7 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
   nib_sandbox *sandbox = host_allocate(&blank, NULL, 0, sizeof *sandbox);
   if (!sandbox) return NIB_MEMORY;
   *sandbox = blank;
+  sandbox->most_count = NIB_SANDBOX_COUNT;
   sandbox->blocks = (nib_lua_blocks){ NULL, allocate_block, sandbox };
   nib_config runtime = sandbox->host;
   runtime.allocate = allocate_runtime;

@@ -6,6 +6,8 @@
 
 #define NIB_SANDBOX_COUNT 200 /* instructions between two looks at the clock, fewer where they are slow ones */
 
+#define NIB_SANDBOX_CLASSES 64
+
 struct nib_sandbox {
   nib_sandbox_config config;
   nib_config host; /* the host's allocator */
@@ -22,7 +24,9 @@ struct nib_sandbox {
   int64_t instructions_left;
   int64_t looked_us; /* when the hook last ran */
   int count;         /* how many instructions it let pass from there */
-  unsigned steps;
+  size_t steps;
+  int32_t strings[NIB_SANDBOX_CLASSES]; /* long ones alive, by the logarithm of their size */
+  int most_count;                       /* what `count` may be beside the longest of them */
   bool cancelled; /* atomic */
   bool expired;   /* this call has got its last error; nothing in Lua catches it */
   bool absent;    /* the function to call is not there */
@@ -42,10 +46,17 @@ static inline nib_sandbox *nib_sandbox_of(lua_State *L) {
 }
 /* Raises the last error if the call's time is over. */
 void nib_sandbox_check(lua_State *L);
-/* For each small step of a loop in C: that, now and then. */
-static inline void nib_sandbox_step(lua_State *L) {
-  if ((++nib_sandbox_of(L)->steps & 63) == 0) nib_sandbox_check(L);
+/* For small steps of a loop in C: that, now and then. A step takes as long as some tens of bytes that are looked at one by one. */
+static inline void nib_sandbox_steps(lua_State *L, size_t steps) {
+  nib_sandbox *sandbox = nib_sandbox_of(L);
+  sandbox->steps += steps;
+  if (sandbox->steps < 64) return;
+  sandbox->steps = 0;
+  nib_sandbox_check(L);
 }
+static inline void nib_sandbox_step(lua_State *L) { nib_sandbox_steps(L, 1); }
+/* Before a coroutine goes on, or goes on again: it may have been left when there were no long strings. */
+void nib_sandbox_watch(lua_State *L);
 /* To be called by whatever catches an error: raises the last one again. */
 void nib_sandbox_rethrow(lua_State *L);
 /* Loads text like lua_load, looking at the clock as it reads. `next` (may be NULL) gives more text, or NULL. */
@@ -64,9 +75,10 @@ int nib_sandbox_open(lua_State *L);
 void nib_sandbox_push_environment(lua_State *L, int globals, int state);
 /* Sets the field `name` of the table on the top of the stack to a new library of these functions, and pushes it. */
 void nib_sandbox_library(lua_State *L, const char *name, const luaL_Reg *functions);
-/* Copies fields of the library `from` (a table at a stack index) to the one on the top; their functions get at most 64 KiB
- * of strings and 250 arguments if `bounded`. */
-void nib_sandbox_take(lua_State *L, int from, const char *const *names, bool bounded);
+/* Copies fields of the library `from` (a table at a stack index) to the one on the top; their functions get at most 64 KiB of
+ * strings (which may be taken for numbers, each) and 250 arguments, as they are bound. */
+enum nib_sandbox_bound { NIB_SANDBOX_FREE, NIB_SANDBOX_TEXT, NIB_SANDBOX_TEXT_AND_COUNT };
+void nib_sandbox_take(lua_State *L, int from, const char *const *names, enum nib_sandbox_bound bound);
 /* Pushes a value as a string, without addresses. */
 const char *nib_sandbox_tostring(lua_State *L, int index);
 /* Calls a C function of Lua's in its own place: the first upvalue. */

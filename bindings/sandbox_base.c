@@ -11,16 +11,19 @@
 
 /* ---- Libraries --------------------------------------------------------------------------------------------------- */
 
-void nib_sandbox_check_arguments(lua_State *L) {
+static void check_text(lua_State *L) {
   size_t total = 0, length;
-  int count = lua_gettop(L);
-  for (int i = 1; i <= count; i++) {
+  for (int i = 1, count = lua_gettop(L); i <= count; i++) {
     if (lua_type(L, i) != LUA_TSTRING) continue;
     lua_tolstring(L, i, &length);
     total += length;
   }
   if (total > MOST_TEXT) luaL_error(L, "expected at most %d bytes of strings for this function, got more", MOST_TEXT);
-  if (count > MOST_ARGUMENTS) luaL_error(L, "expected at most %d arguments for this function, got more", MOST_ARGUMENTS);
+}
+
+void nib_sandbox_check_arguments(lua_State *L) {
+  check_text(L);
+  if (lua_gettop(L) > MOST_ARGUMENTS) luaL_error(L, "expected at most %d arguments for this function, got more", MOST_ARGUMENTS);
 }
 
 static int bounded(lua_State *L) {
@@ -28,10 +31,15 @@ static int bounded(lua_State *L) {
   return nib_sandbox_original(L);
 }
 
-void nib_sandbox_take(lua_State *L, int from, const char *const *names, bool is_bounded) {
+static int bounded_text(lua_State *L) {
+  check_text(L);
+  return nib_sandbox_original(L);
+}
+
+void nib_sandbox_take(lua_State *L, int from, const char *const *names, enum nib_sandbox_bound bound) {
   for (; *names; names++) {
-    lua_getfield(L, from, *names);
-    if (is_bounded) lua_pushcclosure(L, bounded, 1);
+    bool is_bound = lua_getfield(L, from, *names) == LUA_TFUNCTION && bound != NIB_SANDBOX_FREE;
+    if (is_bound) lua_pushcclosure(L, bound == NIB_SANDBOX_TEXT ? bounded_text : bounded, 1);
     lua_setfield(L, -2, *names);
   }
 }
@@ -275,8 +283,10 @@ static int resume(lua_State *L, lua_State *co, int arguments) {
   lua_xmove(L, co, arguments);
   lua_State *before = sandbox->running;
   sandbox->running = co;
+  nib_sandbox_watch(co);
   int status = lua_resume(co, L, arguments, &results);
   sandbox->running = before;
+  nib_sandbox_watch(L);
   nib_sandbox_rethrow(L);
   bool failed = status != LUA_OK && status != LUA_YIELD;
   if (failed) results = 1;
@@ -336,11 +346,13 @@ static int random_seed(lua_State *L) {
 
 static void open_math(lua_State *L, int from) {
   static const char *const names[] = { "abs", "acos", "asin", "atan", "ceil", "cos", "deg", "exp", "floor", "fmod", "huge", "log", "max",
-                                       "maxinteger", "min", "mininteger", "modf", "pi", "rad", "random", "sin", "sqrt", "tan",
+                                       "maxinteger", "min", "mininteger", "modf", "pi", "rad", "sin", "sqrt", "tan",
                                        "tointeger", "type", "ult", NULL };
   static const luaL_Reg none[] = { { NULL, NULL } };
   nib_sandbox_library(L, "math", none);
-  nib_sandbox_take(L, from, names, false);
+  static const char *const own_names[] = { "random", NULL }; /* which keeps its state in an upvalue, and takes two arguments */
+  nib_sandbox_take(L, from, names, NIB_SANDBOX_TEXT);
+  nib_sandbox_take(L, from, own_names, NIB_SANDBOX_FREE);
   lua_getfield(L, from, "randomseed");
   lua_pushvalue(L, -1);
   lua_pushinteger(L, 0);
@@ -406,21 +418,21 @@ static void open_base(lua_State *L, int globals) {
   int base = lua_gettop(L);
   lua_pushvalue(L, globals);
   luaL_setfuncs(L, functions, 0);
-  nib_sandbox_take(L, base, names, false);
-  nib_sandbox_take(L, base, bounded_names, true);
+  nib_sandbox_take(L, base, names, NIB_SANDBOX_FREE);
+  nib_sandbox_take(L, base, bounded_names, NIB_SANDBOX_TEXT_AND_COUNT);
   luaL_requiref(L, LUA_MATHLIBNAME, luaopen_math, 0);
   lua_pushvalue(L, globals);
   open_math(L, lua_gettop(L) - 1);
   luaL_requiref(L, LUA_COLIBNAME, luaopen_coroutine, 0);
   lua_pushvalue(L, globals);
   nib_sandbox_library(L, "coroutine", coroutine_functions);
-  nib_sandbox_take(L, lua_gettop(L) - 2, coroutine_names, false);
+  nib_sandbox_take(L, lua_gettop(L) - 2, coroutine_names, NIB_SANDBOX_FREE);
   lua_settop(L, globals);
   luaL_requiref(L, LUA_UTF8LIBNAME, luaopen_utf8, 0);
   lua_pushvalue(L, globals);
   nib_sandbox_library(L, "utf8", none);
-  nib_sandbox_take(L, globals + 1, utf8_names, true);
-  nib_sandbox_take(L, globals + 1, utf8_values, false);
+  nib_sandbox_take(L, globals + 1, utf8_names, NIB_SANDBOX_TEXT_AND_COUNT);
+  nib_sandbox_take(L, globals + 1, utf8_values, NIB_SANDBOX_FREE);
   lua_settop(L, globals);
 }
 

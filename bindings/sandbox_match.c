@@ -33,6 +33,7 @@ static const char *item_end(const struct match *m, const char *p) {
   if (p < m->pattern_end && *p == '^') p++;
   const char *first = p; /* a bracket here is a character */
   while (p < m->pattern_end && (*p != ']' || p == first)) p += *p == '%' && p + 1 < m->pattern_end ? 2 : 1;
+  nib_sandbox_steps(m->L, (size_t)(p - first) / 64);
   if (p >= m->pattern_end) luaL_error(m->L, "malformed pattern (missing ']')");
   return p + 1;
 }
@@ -57,7 +58,8 @@ static bool is_in_class(int c, int class) {
 }
 
 /* The set from '[' at p to ']' at last. */
-static bool is_in_set(int c, const char *p, const char *last) {
+static bool is_in_set(const struct match *m, int c, const char *p, const char *last) {
+  nib_sandbox_steps(m->L, (size_t)(last - p) / 64);
   bool negated = p[1] == '^';
   for (p += negated ? 2 : 1; p < last; p++) {
     bool is;
@@ -83,7 +85,7 @@ static bool is_one(const struct match *m, const char *s, const char *p, const ch
   switch (*p) {
   case '.': return true;
   case '%': return is_in_class(c, (unsigned char)p[1]);
-  case '[': return is_in_set(c, p, end - 1);
+  case '[': return is_in_set(m, c, p, end - 1);
   default: return (unsigned char)*p == c;
   }
 }
@@ -112,7 +114,7 @@ static const char *match_frontier(struct match *m, const char *s, const char *p)
   if (p >= m->pattern_end || *p != '[') luaL_error(m->L, "missing '[' after '%%f' in pattern");
   const char *end = item_end(m, p);
   int before = s == m->subject ? 0 : (unsigned char)s[-1], here = s < m->subject_end ? (unsigned char)*s : 0;
-  if (is_in_set(before, p, end - 1) || !is_in_set(here, p, end - 1)) return NULL;
+  if (is_in_set(m, before, p, end - 1) || !is_in_set(m, here, p, end - 1)) return NULL;
   return match_here(m, s, end);
 }
 
@@ -269,6 +271,7 @@ static const char *find_plain(lua_State *L, const char *s, const char *end, cons
     nib_sandbox_step(L);
     const char *next = memchr(s, *text, (size_t)(end - s) - length + 1);
     if (!next) return NULL;
+    nib_sandbox_steps(L, (size_t)(next - s) / 1024);
     s = next;
     size_t same = 1; /* not memcmp, whose time would not be counted */
     while (same < length && s[same] == text[same])
@@ -290,7 +293,10 @@ static int search(lua_State *L, bool is_find) {
     return 1;
   }
   bool special = false;
-  for (size_t i = 0; i < size && !special; i++) special = pattern[i] && strchr("^$*+?.([%-", pattern[i]) != NULL;
+  for (size_t i = 0; i < size && !special; i++) {
+    if ((i & 15) == 0) nib_sandbox_step(L);
+    special = pattern[i] && strchr("^$*+?.([%-", pattern[i]) != NULL;
+  }
   if (is_find && (lua_toboolean(L, 4) || !special)) {
     const char *found = find_plain(L, m.subject + start, m.subject_end, pattern, size);
     if (!found) {

@@ -53,15 +53,17 @@ static int string_rep(lua_State *L) {
 
 void nib_sandbox_open_string(lua_State *L) {
   static const luaL_Reg functions[] = { { "rep", string_rep }, { NULL, NULL } };
-  static const char *const names[] = { "byte", "char", "len", "lower", "reverse", "sub", "upper", NULL };
+  static const char *const names[] = { "byte", "len", "lower", "reverse", "sub", "upper", NULL };
+  static const char *const text_names[] = { "char", NULL };
   static const char *const bounded_names[] = { "pack", "packsize", "unpack", NULL };
   luaL_requiref(L, LUA_STRLIBNAME, luaopen_string, 0);
   int from = lua_gettop(L);
   lua_pushvalue(L, from - 1);
   nib_sandbox_library(L, "string", functions);
   luaL_setfuncs(L, nib_sandbox_patterns, 0);
-  nib_sandbox_take(L, from, names, false);
-  nib_sandbox_take(L, from, bounded_names, true);
+  nib_sandbox_take(L, from, names, NIB_SANDBOX_FREE);
+  nib_sandbox_take(L, from, text_names, NIB_SANDBOX_TEXT);
+  nib_sandbox_take(L, from, bounded_names, NIB_SANDBOX_TEXT_AND_COUNT);
   lua_getfield(L, from, "format");
   lua_pushcclosure(L, string_format, 1);
   lua_setfield(L, -2, "format");

@@ -96,9 +96,11 @@ static int table_unpack(lua_State *L) {
 
 /* Lua's own algorithm, with the order of the closure's upvalue (or of `<`). */
 static int compare(lua_State *L) {
-  nib_sandbox_step(L);
   bool less;
+  nib_sandbox_step(L);
   if (lua_isnil(L, lua_upvalueindex(1))) {
+    for (int i = 1; i <= 2; i++) /* strings are compared byte by byte */
+      if (lua_type(L, i) == LUA_TSTRING) nib_sandbox_steps(L, lua_rawlen(L, i) / 64);
     less = lua_compare(L, 1, 2, LUA_OPLT);
   } else {
     lua_pushvalue(L, lua_upvalueindex(1));
@@ -125,7 +127,7 @@ void nib_sandbox_open_table(lua_State *L) {
   int from = lua_gettop(L);
   lua_pushvalue(L, from - 1);
   nib_sandbox_library(L, "table", functions);
-  nib_sandbox_take(L, from, names, false);
+  nib_sandbox_take(L, from, names, NIB_SANDBOX_FREE);
   lua_getfield(L, from, "sort");
   lua_pushcclosure(L, table_sort, 1);
   lua_setfield(L, -2, "sort");

@@ -438,4 +438,14 @@ return {
     local ok, message = pcall(load("error('\0\27[2J')", "=\27]0;title\7\0x")) assert(not ok and #message < 500)
     assert(not pcall(nibble.zeros, 3, { ["\27[31m"] = 1 }) and not pcall(function() return nibble.zeros(3)["\0"] end))
     setmetatable(_G, { __name = ("\27"):rep(100000) }) assert(not pcall(function() return _G + 1 end))]] },
+  { "what memory held before", [[
+    local options = { device = "cpu", dtype = "uint8" }
+    for _, n in ipairs { 1, 100, 5000, 300000 } do
+      for _ = 1, 20 do
+        local t = nibble.empty(n, options)
+        assert(t:amax() == 0, n)
+        t:fill(7) nibble.synchronize("cpu") t:close()
+      end
+    end]] },
 }
+

@@ -1,5 +1,6 @@
 -- Scripts that never end by themselves, each in a way of its own: what Lua, its library or nibble does for long at a time. All
--- are ended at the deadline; how late each is, spec/sandbox_time_spec.lua can show.
+-- are ended at the deadline; how late each may be, spec/sandbox_time_spec.lua knows from `bytes`: what one instruction touches.
+local M = 1 << 20
 local overruns = {
   { "a loop", "while true do end" },
   { "a loop in pcall, for ever", "while true do pcall(function() while true do end end) end" },
@@ -40,8 +41,34 @@ local overruns = {
   { "utf8.len", [[local s = ("x"):rep(65000) while true do utf8.len(s) utf8.codepoint(s, 1, 10000) end]] },
   { "long strings joined", [[local s = ("x"):rep(500000) while true do local _ = s .. s end]] },
   { "long strings compared", [[
-    local a, b = ("x"):rep(1000000), ("x"):rep(1000000) while true do local _ = a < b, a == b end]] },
-  { "long strings as numbers", [[local s = "0x" .. ("f"):rep(900000) while true do for _ = 1, s do break end end]] },
+    local a, b = ("x"):rep(1000000), ("x"):rep(1000000) while true do local _ = a < b, a == b end]], bytes = 2 * M },
+  { "long strings of zeros compared", [[
+    local a, b = ("\0"):rep(1000000), ("\0"):rep(1000000) while true do local _ = a < b end]], bytes = 2 * M },
+  { "a straight line of comparisons, after fast instructions", [[
+    local a, b = ("\0"):rep(1000000), ("\0"):rep(1000000)
+    for _ = 1, 20000 do end ]] .. ("local _ = a < b "):rep(95) .. " while true do end", bytes = 2 * M },
+  { "straight lines of comparisons of strings that are not so long", [[
+    local a, b = ("\0"):rep(8000), ("\0"):rep(8000)
+    while true do for _ = 1, 20000 do end ]] .. ("do local _ = a < b end "):rep(1000) .. " end" },
+  { "comparisons in a coroutine from before the strings", [[
+    local a, b
+    local c = coroutine.wrap(function() while true do coroutine.yield() ]] .. ("do local _ = a < b end "):rep(90) .. [[ end end)
+    for _ = 1, 1000 do c() a, b = "a", "b" end
+    a, b = ("\0"):rep(1000000), ("\0"):rep(1000000)
+    while true do c() end]], bytes = 2 * M },
+  { "long strings sorted", [[
+    local t = {} for i = 1, 30 do t[i] = ("\0"):rep(100000) .. i end while true do table.sort(t) end]], bytes = M // 4 },
+  { "long strings as keys", [[
+    local s = ("x"):rep(400000) while true do local t = {} t[s .. 1] = 1 t[s .. 2] = t[s .. 1] end]], bytes = M },
+  { "long strings as arguments of math.max", [[
+    local t, s = {}, "0x" .. ("f"):rep(900000) for i = 1, 200 do t[i] = s end
+    while true do pcall(math.max, table.unpack(t)) pcall(string.char, table.unpack(t)) end]] },
+  { "a long pattern", [[local s = ("a"):rep(1000000) while true do s:find(s) end]], bytes = M },
+  { "a long set", [=[
+    local s, p = ("a"):rep(1000), "[" .. ("b"):rep(1000000) .. "]" while true do s:find(p) end]=], bytes = M },
+  { "plain text that is nearly there", [[
+    local s = (("a"):rep(50000) .. "b"):rep(19) while true do s:find("bc", 1, true) end]], bytes = M },
+  { "long strings as numbers", [[local s = "0x" .. ("f"):rep(900000) while true do for _ = 1, s do break end end]], bytes = M },
   { "new strings", "local i = 0 while true do i = i + 1 local _ = 'k' .. i end" },
   { "table.move over 3e8 elements", "local t = {} while true do table.move(t, 1, 3e8, 2) end" },
   { "table.concat of a made-up length", [[
@@ -65,7 +92,10 @@ local overruns = {
     local t = {} for i = 1, 30000 do t["a" .. i] = i end for k in pairs(t) do t[k] = nil end
     while true do next(t) end]] },
   { "tables that grow", [[while true do local t = {} for i = 1, 60000 do t[i] = i end end]] },
-  { "keys that collide", "while true do local t = {} for i = 1, 4097 do t[i * 8191] = true end end" },
+  -- n keys take n * n nanoseconds, about.
+  { "keys that collide", "while true do local t = {} for i = 1, 4097 do t[i * 8191] = true end end", late_us = 4096 * 4096 // 1000 },
+  { "as many keys that collide as there can be", "while true do local t = {} for i = 1, 16385 do t[i * 32767] = true end end",
+    late_us = 16384 * 16384 // 1000 },
   { "load of many names in deep functions", [[
     local names, p = {}, {}
     for i = 1, 150 do names[i] = "a" .. i end
