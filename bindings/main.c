@@ -14,6 +14,7 @@
 #include "../runtime/nibble.h"
 #include "command.h"
 #include "nibble_lua.h"
+#include "visible.h"
 
 static const char usage[] =
   "usage: nibble                    a prompt, or the program on standard input\n"
@@ -145,10 +146,14 @@ int nib_command_call(lua_State *L, int arguments, int results) {
 
 void nib_command_report(lua_State *L, const char *prefix) {
   fflush(stdout);
-  bool red = isatty(STDERR_FILENO);
-  const char *message = lua_tostring(L, -1);
-  fprintf(stderr, "%s%s%s%s\n", red ? "\033[31m" : "", prefix, message ? message : "error without a message",
-          red ? "\033[0m" : "");
+  const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");
+  bool red = isatty(STDERR_FILENO) && !(no_color && *no_color) && !(terminal && strcmp(terminal, "dumb") == 0);
+  bool is_text = lua_type(L, -1) == LUA_TSTRING; /* a number would be converted, which takes memory */
+  size_t length = 0;
+  const char *message = is_text ? lua_tolstring(L, -1, &length) : "error without a message";
+  fprintf(stderr, "%s%s", red ? "\033[31m" : "", prefix);
+  nib_put_visible(stderr, message, is_text ? length : strlen(message), true, false);
+  fprintf(stderr, "%s\n", red ? "\033[0m" : "");
   lua_pop(L, 1);
 }
 
@@ -351,7 +356,9 @@ static int run(lua_State *L, int loaded, char **words, int count) {
 /* ---- Arguments ------------------------------------------------------------------------------------------------------ */
 
 static int misuse(const char *what, const char *word) {
-  fprintf(stderr, "nibble: %s%s (nibble --help says more)\n", what, word);
+  fprintf(stderr, "nibble: %s", what);
+  nib_put_visible(stderr, word, strlen(word), false, false);
+  fputs(" (nibble --help says more)\n", stderr);
   return 2;
 }
 
@@ -368,6 +375,57 @@ static void check_output(void) {
 }
 
 enum action { PROMPT, SCRIPT, CODE, DEVICES, MODULE };
+
+/* What the words on the command line ask for. */
+struct session {
+  enum action action;
+  bool check;
+  char **words; /* from the command's name on */
+  int count, first; /* the word that is the script, the code or the subcommand */
+  int status; /* to exit with */
+};
+
+/* Does it. Called protected: also the arguments' table, and the name of a script, take memory. */
+static int run_session(lua_State *L) {
+  struct session *session = lua_touserdata(L, 1);
+  char **words = session->words + session->first;
+  int count = session->count > session->first ? session->count - session->first : 0, finish = 0;
+  session->status = EXIT_FAILURE;
+  lua_pushcfunction(L, open_state);
+  if (run(L, LUA_OK, NULL, 0) != EXIT_SUCCESS)
+    return 0;
+  if (session->check) {
+    lua_pushcfunction(L, start_check);
+    if (nib_command_call(L, 0, 1) != LUA_OK) {
+      nib_command_report(L, "nibble: ");
+      return 0;
+    }
+    finish = lua_gettop(L);
+  }
+  set_arguments(L, words, count, session->first);
+  switch (session->action) {
+    case PROMPT:
+      session->status = nib_command_repl(L);
+      break;
+    case SCRIPT: {
+      const char *name = count > 0 ? words[0] : "-";
+      session->status = run(L, luaL_loadfile(L, strcmp(name, "-") == 0 ? NULL : name), words, count);
+      break;
+    }
+    case CODE:
+      session->status = run(L, luaL_loadbuffer(L, words[0], strlen(words[0]), "=(code)"), words, count);
+      break;
+    case DEVICES:
+      session->status = run(L, luaL_loadbuffer(L, devices_code, sizeof devices_code - 1, "=devices"), NULL, 0);
+      break;
+    case MODULE:
+      session->status = run(L, luaL_loadbuffer(L, module_code, sizeof module_code - 1, "=nibble"), words, count);
+      break;
+  }
+  if (finish > 0)
+    session->status = checked_status(L, finish, session->status);
+  return 0;
+}
 
 int main(int argc, char **argv) {
   atexit(check_output);
@@ -420,40 +478,13 @@ int main(int argc, char **argv) {
     fputs("nibble: out of memory\n", stderr);
     return EXIT_FAILURE;
   }
-  lua_pushcfunction(L, open_state);
-  int status = run(L, LUA_OK, NULL, 0);
-  if (status == EXIT_SUCCESS && check) {
-    lua_pushcfunction(L, start_check);
-    if (nib_command_call(L, 0, 1) != LUA_OK) {
-      nib_command_report(L, "nibble: ");
-      status = EXIT_FAILURE;
-    }
-  }
-  if (status == EXIT_SUCCESS) {
-    int count = argc > first ? argc - first : 0;
-    set_arguments(L, argv + first, count, first);
-    switch (action) {
-      case PROMPT:
-        status = nib_command_repl(L);
-        break;
-      case SCRIPT: {
-        const char *name = count > 0 ? argv[first] : "-";
-        status = run(L, luaL_loadfile(L, strcmp(name, "-") == 0 ? NULL : name), argv + first, count);
-        break;
-      }
-      case CODE:
-        status = run(L, luaL_loadbuffer(L, argv[first], strlen(argv[first]), "=(code)"), argv + first, count);
-        break;
-      case DEVICES:
-        status = run(L, luaL_loadbuffer(L, devices_code, sizeof devices_code - 1, "=devices"), NULL, 0);
-        break;
-      case MODULE:
-        status = run(L, luaL_loadbuffer(L, module_code, sizeof module_code - 1, "=nibble"), argv + first, count);
-        break;
-    }
-    if (check)
-      status = checked_status(L, 1, status);
+  struct session session = {.action = action, .check = check, .words = argv, .count = argc, .first = first};
+  lua_pushcfunction(L, run_session);
+  lua_pushlightuserdata(L, &session);
+  if (lua_pcall(L, 1, 0, 0) != LUA_OK) {
+    nib_command_report(L, "nibble: ");
+    session.status = EXIT_FAILURE;
   }
   lua_close(L);
-  return status;
+  return session.status;
 }

@@ -16,6 +16,7 @@
 
 #include "../runtime/nibble.h"
 #include "command.h"
+#include "visible.h"
 
 #define HISTORY_LINES 1000
 #define SHOWN_ENTRIES 40 /* of a table and the tables in it */
@@ -43,16 +44,17 @@ static void on_signal(int number) {
 
 static void show_string(const char *text, size_t length) {
   putchar('"');
-  for (size_t i = 0; i < length; i++) {
-    unsigned char c = (unsigned char)text[i];
-    if (c == '\n')
-      fputs("\\n", stdout);
-    else if (c == '"' || c == '\\')
-      printf("\\%c", c);
-    else if (iscntrl(c))
-      printf("\\x%02X", c);
-    else
-      putchar(c);
+  for (size_t i = 0; i < length;) {
+    size_t plain = 0; /* bytes before one that is written otherwise */
+    while (i + plain < length && !strchr("\n\"\\", text[i + plain]))
+      plain++;
+    nib_put_visible(stdout, text + i, plain, false, false);
+    i += plain;
+    if (i < length && text[i])
+      printf("\\%c", text[i] == '\n' ? 'n' : text[i]);
+    else if (i < length)
+      fputs("\\x00", stdout);
+    i++;
   }
   putchar('"');
 }
@@ -84,7 +86,7 @@ static void show(lua_State *L, int index, int level, int *left) {
       show_string(text, length);
     } else {
       const char *text = luaL_tolstring(L, index, &length);
-      fwrite(text, 1, length, stdout);
+      nib_put_visible(stdout, text, length, true, true); /* pictures of nibble.show have colours */
     }
     lua_settop(L, top);
     return;

@@ -115,6 +115,23 @@ describe("nibble #quick", function()
     failed(nibble "/no/such/file.lua", 1, "^nibble: cannot open /no/such/file.lua[^\n]*\n$")
   end)
 
+  it("shows no control characters of others in its errors", function()
+    local result = nibble [[-e 'error("a\27[31mb\n\tc\255\xc2\x9bd\xe2\x80\xae\xc3\xa9", 0)']]
+    failed(result, 1, "^nibble: a\\x1B%[31mb\n\tc\\xFF\\u{9B}d\\u{202E}\xc3\xa9\nstack traceback:\n")
+    failed(nibble "'--\27c'", 2, "^nibble: unknown option %-%-\\x1Bc %(")
+    failed(nibble "'/no/\7.lua'", 1, "^nibble: cannot open /no/\\x07%.lua")
+    failed(nibble "scenario '\27c'", 2, "^nibble scenario: \\x1Bc is no scenario")
+  end)
+
+  it("has an error where there is no memory, whatever it is for", function()
+    if process.sanitized() or os.getenv("VALGRIND") then pending("these need the memory for themselves") end
+    local result = process.run(([[words=$(seq -s ' ' 1 20000); v=12000; while [ $v -lt 22000 ]; do
+      (ulimit -v $v; exec %s -e 'x = 1' $words) 2>&1 | head -n 1; v=$((v + 250)); done]]):format(command))
+    assert.not_matches("PANIC", result.stdout .. result.stderr)
+    assert.not_matches("Aborted", result.stdout .. result.stderr)
+    assert.matches("nibble: not enough memory\n", result.stdout)
+  end)
+
   it("ends quietly through os.exit, with live tensors, streams and queued work", function()
     for call, status in pairs { ["os.exit()"] = 0, ["os.exit(0)"] = 0, ["os.exit(0, true)"] = 0, ["os.exit(7, true)"] = 7 } do
       local result = nibble(script("t = nibble.zeros(1000, 1000); s = nibble.stream()\n" ..
@@ -315,6 +332,23 @@ describe("the prompt", function()
     if process.run("command -v script").status ~= 0 then pending("no `script` here to make a terminal with") end
     local status = prompt { "t = nibble.zeros(1 << 25) u = t:to('bfloat16') for i = 1, 250 do t:copy(u) end\n", "\4" }
     assert.equal(0, status)
+  end)
+
+  it("shows no control characters of values, but the colours of pictures", function()
+    local screen = typed("{'a\\27]0;b\\7', ['\\27c'] = '\\0'}\n", "'x\\27[31my\\27]0;z\\7'\n")
+    assert.matches('\n{"a\\x1B%]0;b\\x07", %["\\x1Bc"%] = "\\x00"}\n', screen)
+    assert.matches("\nx\27%[31my\\x1B%]0;z\\x07\n", screen)
+  end)
+
+  it("has no red where nobody wants it", function()
+    if process.run("script -qec true /dev/null").status ~= 0 then pending("`script` cannot make a terminal here") end
+    for environment, red in pairs { ["-u NO_COLOR TERM=xterm"] = true, ["NO_COLOR= TERM=xterm"] = true,
+      ["NO_COLOR=1 TERM=xterm"] = false, ["-u NO_COLOR TERM=dumb"] = false } do
+      local line = ("env %s %s -e %s"):format(environment, command, process.quote "error('boom', 0)")
+      local screen = process.run("script -qec " .. process.quote(line) .. " /dev/null").stdout
+      assert.matches(red and "^\27%[31mnibble: boom" or "^nibble: boom", screen)
+      assert.equal(red, screen:find("\27", 1, true) ~= nil)
+    end
   end)
 
   it("shows an error in red and goes on", function()

@@ -59,7 +59,7 @@ describe("the example host", function()
       assert.is_truthy(last, line .. " is missing in\n" .. text)
       at = last
     end
-    assert.matches("late.lua: late %[2J =\nlate.lua: script raised an error: [^\n]*late.lua:1:  c\n", text)
+    assert.matches("late.lua: late\\x1B%[2J\\x0A=\nlate.lua: script raised an error: [^\n]*late.lua:1: \\x1Bc\n", text)
     assert.is_nil(text:find("[%z\1-\9\11-\31\127]"))
     assert.is_truthy(text:find("  loop.lua ", 1, true) < text:find("260 frames", 1, true), text)
     assert.is_true(tonumber(text:match("good.lua: called (%d+) times")) > 2, text) -- its state outlived three versions

@@ -261,6 +261,35 @@ describe("the terminal #quick", function()
     assert.is_nil(text:find("work", 1, true))
   end)
 
+  it("has a line of progress that fits into a row", function()
+    if os.execute("command -v script >/dev/null 2>&1") ~= true then pending("script(1) is not installed") end
+    for _, columns in ipairs { 4, 12, 20, 40, 80 } do
+      local text = in_terminal([[
+        os.execute("stty cols ]] .. columns .. [[")
+        local progress = require "nibble.progress"
+        local bar <close> = progress.start("a ti\27[7mtle\u{3042}", 3)
+        for i = 1, 3 do bar:step(1, "a note " .. ("n"):rep(50)) end]], "NO_COLOR=1 TERM=xterm LC_ALL=C.UTF-8")
+      local lines = 0
+      for line in text:gmatch("\r\27%[K([^\r]+)") do
+        lines = lines + 1
+        assert.is_nil(line:find("%c"))
+        assert.is_true(show.width(line) < math.max(columns, 6), columns .. ": " .. line)
+      end
+      assert.equal(3, lines)
+    end
+  end)
+
+  it("shows text from elsewhere without its control characters", function()
+    for text, seen in pairs {
+      [""] = "", ["plain \u{e9} \u{3042}"] = "plain \u{e9} \u{3042}", ["\27]0;x\7"] = "\\x1B]0;x\\x07", ["\0\127"] = "\\x00\\x7F",
+      ["a\nb\tc\r"] = "a\\x0Ab\\x09c\\x0D", ["\u{85}\u{9b}31m"] = "\\u{85}\\u{9B}31m", ["\xff\xc3x\xe3\x81"] = "\\xFF\\xC3x\\xE3\\x81",
+      ["\u{202e}\u{2066}\u{2028}"] = "\\u{202E}\\u{2066}\\u{2028}", ["\xed\xa0\x80"] = "\\xED\\xA0\\x80", ["\xc0\x9b"] = "\\xC0\\x9B",
+    } do
+      assert.equal(seen, show.visible(text))
+    end
+    assert.equal("a\nb\tc\\x0D", show.visible("a\nb\tc\r", true))
+  end)
+
   it("is ASCII where the locale is not UTF-8", function()
     local code = [[print(require("nibble.show").use_utf8())]]
     assert.are.equal("true\n", run(code, "export LC_ALL=C.UTF-8;").stdout)

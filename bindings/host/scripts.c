@@ -1,5 +1,6 @@
 #define _GNU_SOURCE /* ppoll */
 #include "scripts.h"
+#include "../visible.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,7 +15,7 @@
 #include <unistd.h>
 
 enum { LOAD_US = 1000000, UNLOAD_US = 10000, LEAST_US = 50, STRIKE_US = 10000, MOST_STRIKES = 3, ERROR_US = 1000000,
-       LOOK_FRAMES = 20, MOST_SOURCE = 1 << 20 };
+       LOOK_FRAMES = 20, MOST_SOURCE = 1 << 20, MOST_PRINTED = 1024 };
 
 static long long read_clock(clockid_t clock) {
   struct timespec now;
@@ -86,14 +87,16 @@ static void add_host(lua_State *L, void *user) {
   lua_setfield(L, 1, "host");
 }
 
+static void print_name(const struct script *script) { nib_put_visible(stdout, script->name, strlen(script->name), false, false); }
+
 /* A line of a script's for people: whatever it writes moves no cursor and makes no second line. */
 static void print_line(void *user, const char *text, size_t length) {
   const struct script *script = user;
-  char line[1024];
   if (script->scripts->is_quiet) return;
-  if (length > sizeof line) length = sizeof line;
-  for (size_t i = 0; i < length; i++) line[i] = (unsigned char)text[i] < 32 || text[i] == 127 ? ' ' : text[i];
-  printf("%s: %.*s\n", script->name, (int)length, line);
+  print_name(script);
+  fputs(": ", stdout);
+  nib_put_visible(stdout, text, length < MOST_PRINTED ? length : MOST_PRINTED, false, false);
+  putchar('\n');
 }
 
 /* ---- One script ---------------------------------------------------------------------------------------------------- */
@@ -140,8 +143,10 @@ static void call(struct script *script, const char *function, double *dt, long l
   set_running(script->scripts, NULL);
   used = read_clock(CLOCK_THREAD_CPUTIME_ID) - used;
   if (status != NIB_UNAVAILABLE) note(script, status, start);
-  if (used > budget_us + STRIKE_US && ++script->strikes == MOST_STRIKES && !script->scripts->is_quiet)
-    printf("%s: put aside until it changes: it cannot be stopped in time\n", script->name);
+  if (used > budget_us + STRIKE_US && ++script->strikes == MOST_STRIKES && !script->scripts->is_quiet) {
+    print_name(script);
+    puts(": put aside until it changes: it cannot be stopped in time");
+  }
   nib_tick(nib_sandbox_runtime(script->sandbox), LEAST_US);
 }
 
@@ -175,7 +180,8 @@ static void load(struct script *script) {
     }
     if (!script->scripts->is_quiet) {
       const char *what = status == NIB_OK ? again ? "reloaded" : "loaded" : again ? "not reloaded, the old one goes on" : "not loaded";
-      printf("%s: %s\n", script->name, what);
+      print_name(script);
+      printf(": %s\n", what);
     }
     fclose(file);
   }
@@ -185,7 +191,10 @@ static void load(struct script *script) {
 static void unload(struct script *script) {
   if (script->is_loaded) call(script, "on_unload", NULL, UNLOAD_US);
   if (script->sandbox) {
-    printf("  %-16s %6ld calls, %6ld raised, %6ld out of time, %6ld out of memory, longest %7.2f ms, %5zu KiB of Lua's\n", script->name,
+    fputs("  ", stdout);
+    print_name(script);
+    int blanks = strlen(script->name) < 16 ? 16 - (int)strlen(script->name) : 0;
+    printf("%*s %6ld calls, %6ld raised, %6ld out of time, %6ld out of memory, longest %7.2f ms, %5zu KiB of Lua's\n", blanks, "",
            script->calls, script->raised, script->expired, script->exhausted, (double)script->worst_us / 1000,
            nib_sandbox_lua_memory(script->sandbox) / 1024);
     nib_sandbox_close(script->sandbox);

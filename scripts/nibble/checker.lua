@@ -71,7 +71,7 @@ local function line_of(operation)
 end
 
 local function print_report(report)
-  io.stderr:write(report.text, "\n")
+  io.stderr:write(require("nibble.show").visible(report.text, true), "\n")
 end
 
 local function new_reporter(handler)

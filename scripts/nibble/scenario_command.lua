@@ -192,7 +192,7 @@ local function run_one(scenario, def, arguments)
   print_phases(record, check_ms)
   if def.errors and outcome.ok then
     print()
-    print(require("nibble.errors").text(errors))
+    print(visible(require("nibble.errors").text(errors)))
   end
   if outcome.ok then print_tables(outcome.run) end
   print()

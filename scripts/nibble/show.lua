@@ -327,7 +327,7 @@ function show.histogram(numbers, opts)
       most = math.max(most, counts[bin])
     end
   end
-  local lines = { opts.title }
+  local lines = { opts.title and show.visible(opts.title) }
   local digits = #tostring(most)
   local room = math.max(8, s.width - 32 - digits)
   for i = 1, bins do
