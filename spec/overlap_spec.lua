@@ -239,7 +239,7 @@ local operations = {
 
 describe("each operand that is written, beside each other one: #quick", function()
   local SIZES = { uint8 = 1, [E4M3] = 1, float16 = 2, bfloat16 = 2, float32 = 4, int32 = 4, int64 = 8 }
-  local PLACE = 16384 -- bytes for each operand, more than twice the largest: where one moves onto another, it meets no third
+  local PLACE = 32768 -- bytes for each operand, at least four times the largest: where one moves onto another, it meets no third
 
   for operation, case in pairs(operations) do
     local names = {}
@@ -251,11 +251,11 @@ describe("each operand that is written, beside each other one: #quick", function
       return numel * SIZES[dtype]
     end
 
-    --- The operands in one storage, each in a place of its own; `moved` lies at this offset instead.
-    local function operands(storage, moved, offset)
+    --- The operands in one storage, each in a place of its own, or at the offset that `moved` has for it.
+    local function operands(storage, moved)
       local a = {}
       for i, name in ipairs(names) do
-        local first = name == moved and offset or (i - 1) * PLACE
+        local first = moved[name] or (i - 1) * PLACE
         local shape = { table.unpack(case.operands[name], 2) }
         a[name] = storage:narrow(1, first + 1, bytes(name)):reinterpret(case.operands[name][1]):view(shape)
       end
@@ -270,7 +270,7 @@ describe("each operand that is written, beside each other one: #quick", function
 
     it(operation, function()
       local storage = nibble.zeros(#names * PLACE, { dtype = "uint8" })
-      local fresh = operands(storage)
+      local fresh = operands(storage, {})
       for _, scale in ipairs { "k_scale", "v_scale" } do
         if fresh[scale] then fresh[scale]:fill(1) end
       end
@@ -280,11 +280,15 @@ describe("each operand that is written, beside each other one: #quick", function
         local first, size = offset_of(written), bytes(written)
         for _, other in ipairs(names) do
           if other ~= written then
-            -- Over its last bytes, and with its own last bytes over the first.
-            local last = first + (size - 1) // SIZES.int64 * SIZES.int64
-            local before = first - (bytes(other) - 1) // SIZES.int64 * SIZES.int64
-            for _, offset in ipairs { last, before >= 0 and before or first } do
-              local a, context = operands(storage, other, offset), written .. " and " .. other
+            -- The other's first element over the last bytes; its last one over the first bytes, and with its last byte alone where
+            -- what is written may begin anywhere.
+            local item, own = SIZES[case.operands[other][1]], SIZES[case.operands[written][1]]
+            local before = first + PLACE // 2 - bytes(other) + item
+            for _, moved in ipairs {
+              { [other] = first + (size - 1) // item * item },
+              { [other] = before, [written] = first + PLACE // 2 + (own == 1 and item - 1 or 0) },
+            } do
+              local a, context = operands(storage, moved), written .. " and " .. other
               local contents = storage:bytes()
               local ok, message = pcall(case.call, a)
               assert.is_false(ok, context .. " were taken")

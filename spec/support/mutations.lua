@@ -225,7 +225,6 @@ return {
     { "a dimension of size 1 breaks a contiguous tensor", "tensor->shape[i] != 1 && tensor->stride[i] != stride",
       "tensor->stride[i] != stride" },
     { "a stride as long as what the smaller ones reach is apart", "if (stride <= reach)", "if (stride < reach)", spec = "overlap" },
-    { "a stride of 0 is apart", "if (stride == 0) return true;", "", spec = "overlap" },
     { "steps of one length are counted once", "of[at - 1].count += count - 1", "of[at - 1].count += 0", spec = "overlap" },
     { "all multiples are there although one is missing", "span->step <= reach + divisor", "true", spec = "overlap" },
     { "the last byte of an element is not its own", "(int64_t)nib_dtype_bytes(a->dtype) - 1);", "0);", spec = "overlap" },
