@@ -352,7 +352,7 @@ describe("arguments #quick", function()
         for i = 1, n do
           args[i] = junk[random(count)]
           -- Its strings name files that are written.
-          if name == "save" and type(args[i]) == "string" then args[i] = scratch end
+          if (name == "save" or name == "create") and type(args[i]) == "string" then args[i] = scratch end
         end
         local results
         if first ~= nil then
