@@ -66,7 +66,8 @@ typedef struct nib_sandbox_config {
   uint64_t queued_bytes;
 } nib_sandbox_config;
 
-/* `config` may be NULL. INVALID (a negative limit, the runtime's config) or MEMORY (a small lua_memory, too); no message then. */
+/* `config` may be NULL. INVALID (another ABI version, a negative limit, the runtime's config) or MEMORY (a small lua_memory, too);
+ * no message then. */
 NIB_API nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t config_bytes, size_t runtime_config_bytes,
                                             nib_sandbox **out);
 static inline nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out) {

@@ -60,3 +60,28 @@ describe("a program built with the headers of 0.2.0", function()
     os.remove(path)
   end)
 end)
+
+describe("a program built with the headers of 0.1.0", function()
+  -- What it calls: the functions that pass no size.
+  local names = {}
+  for _, header in ipairs({ "runtime/nibble.h", "runtime/nibble_tools.h" }) do
+    for name in process.read(process.root .. header):gmatch("NIB_API%s[^;(]-(nib_[%w_]+)_sized%(") do names[#names + 1] = name end
+  end
+
+  it("is refused by the linkers, which name what it misses", function()
+    local cc, missing = program.compiler(), program.missing()
+    if not cc then return pending("there is no C compiler (cc, gcc, clang)") end
+    if missing then return pending(missing) end
+    assert.is_true(#names >= 11)
+    local source = os.tmpname()
+    local file = assert(io.open(source, "w"))
+    for _, name in ipairs(names) do file:write("int ", name, "(void);\n") end
+    file:write("int main(void) { return ", table.concat(names, "() + "), "(); }\n")
+    file:close()
+    local built = process.run(("%s %s -x c %s -x none -o %s.out %s -lm -lpthread -ldl"):format(cc, process.sanitized() or "", source,
+      source, quote(program.library)))
+    os.remove(source)
+    assert.not_equal(0, built.status)
+    for _, name in ipairs(names) do assert.matches("undefined [^\n]*" .. name .. "%f[^%w_]", built.stderr) end
+  end)
+end)

@@ -106,6 +106,15 @@ static void calls(void) {
     CHECK_SCRIPT(NIB_EXPIRED, sandbox, nib_sandbox_load(sandbox, "test", broken, sizeof broken - 1, budget_us));
     CHECK_SCRIPT(NIB_EXPIRED, sandbox, nib_sandbox_extend(sandbox, nothing_added, NULL, budget_us));
   }
+  struct {
+    nib_sandbox_values it;
+    uint64_t newer;
+  } asked = { { two_numbers, NULL, numbers }, 0 };
+  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call_sized(sandbox, "add", &asked.it, sizeof asked, 60000000));
+  asked.newer = 1;
+  CHECK_SCRIPT(NIB_INVALID, sandbox, nib_sandbox_call_sized(sandbox, "add", &asked.it, sizeof asked, 60000000));
+  CHECK(strstr(nib_sandbox_error(sandbox), "add: values: expected 0 in fields that this version"));
+  CHECK_SCRIPT(NIB_INVALID, sandbox, nib_sandbox_call_sized(sandbox, "add", &asked.it, sizeof asked.it - 1, 60000000));
   CHECK_SCRIPT(NIB_EXPIRED, sandbox, (LOAD(sandbox, "function loop() while true do end end"), nib_sandbox_call(sandbox, "loop", NULL, 2000)));
   CHECK(strstr(nib_sandbox_error(sandbox), "loop: budget: expected at most 2000 us") && strstr(nib_sandbox_error(sandbox), "test:1"));
   nib_sandbox_close(sandbox);
@@ -114,6 +123,19 @@ static void calls(void) {
   nib_sandbox *none = NULL;
   CHECK(nib_sandbox_create(&(nib_sandbox_config){ .tensors = -1 }, &none) == NIB_INVALID && !none);
   CHECK(nib_sandbox_create(&(nib_sandbox_config){ .runtime = &(nib_config){ .abi_version = 99 } }, &none) == NIB_INVALID && !none);
+  CHECK(nib_sandbox_create(&(nib_sandbox_config){ .abi_version = NIB_ABI_VERSION + 1 }, &none) == NIB_INVALID && !none);
+  struct {
+    nib_sandbox_config it;
+    uint64_t newer;
+  } larger = { { .abi_version = NIB_ABI_VERSION, .runtime = &(nib_config){ .threads = 1 } }, 1 };
+  size_t runtime_bytes = sizeof(nib_config);
+  CHECK(nib_sandbox_create_sized(&larger.it, sizeof larger, runtime_bytes, &none) == NIB_INVALID && !none);
+  CHECK(nib_sandbox_create_sized(&larger.it, sizeof larger.it, runtime_bytes - 8, &none) == NIB_INVALID && !none);
+  CHECK(nib_sandbox_create_sized(&larger.it, 8, runtime_bytes, &none) == NIB_INVALID && !none);
+  larger.newer = 0;
+  CHECK(nib_sandbox_create_sized(&larger.it, sizeof larger, runtime_bytes, &none) == NIB_OK && none);
+  nib_sandbox_close(none);
+  none = NULL;
   CHECK(nib_sandbox_create(&(nib_sandbox_config){ .lua_memory = 1000 }, &none) == NIB_MEMORY && !none);
 }
 
