@@ -50,6 +50,9 @@ local cases = {
     a.opts.uses_shared_paged_kv_idx, a.block_tables = false, tensor("int32", {2, 3, 3})
   end, "2, 3, 3"},
   {"block_tables", "too few columns for max_kv_len", give("block_tables", "int32", {2, 2}), "3", "2"},
+  {"block_tables", "too few columns for a last page that is not full", function(a)
+    a.block_tables, a.max_kv_len = tensor("int32", {2, 2}), 9
+  end, "3", "2"},
   {"block_tables", "too few columns for max_kv_len, split", function(a)
     a.opts.uses_shared_paged_kv_idx, a.block_tables = false, tensor("int32", {2, 2, 2})
   end, "3", "2"},

@@ -224,6 +224,10 @@ describe("materialize", function()
                 num_pages = 10}, "three requests")
   end)
 
+  it("gives a last page that is not full a column, and a place in the result #quick", function()
+    for _, max_kv_len in ipairs {9, 10, 11, 12} do check(base {max_kv_len = max_kv_len}, "max_kv_len " .. max_kv_len) end
+  end)
+
   it("a bad page index zero-fills the destination page, with a fault #quick", function()
     for _, bad in ipairs {-1, 6, 0x7FFFFFFF, -0x80000000} do
       check(base {tables = {1, bad, 5, 0, -7, -7}, fault = {"block_tables", bad, 1}}, "shared " .. bad)

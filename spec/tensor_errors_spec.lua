@@ -375,6 +375,8 @@ describe("views #quick", function()
     wrong(inside, { 2 ^ 40 | 0, 2 ^ 40 | 0 }, { 0, 0 })
     wrong(inside, { 2 }, { 1 }, math.maxinteger)
     wrong(inside, { 2 }, { 1 }, math.mininteger)
+    wrong({ "stride" }, { 2 }, { 12 }) -- one element behind the last, named by what reaches there
+    wrong({ "stride" }, { 2, 2 }, { 11, 1 })
     wrong({ "stride" }, { 2 }, { -1 }, 5)
     wrong({ "stride" }, { 2, 2 }, { 1 })
     wrong({ "stride" }, { 2 }, nil)
