@@ -23,7 +23,8 @@ struct nib_backend {
   void (*device_close)(nib_device *device); /* all work is done; streams and memory are already given back */
 
   nib_status (*memory_allocate)(nib_device *device, size_t bytes, void **out);
-  /* false: not yet (`uses` are not done and the device cannot order the free behind them). */
+  /* false: not yet (`uses` are not done and the device cannot order the free behind them). `uses` that were done and are no longer
+   * say when the memory will be free. */
   bool (*memory_free)(nib_device *device, void *data, size_t bytes, struct nib_uses *uses);
   /* Host memory that this and all other devices of its kind copy to and from directly. NULL: there is none such. */
   nib_status (*pinned_allocate)(nib_device *device, size_t bytes, void **out);

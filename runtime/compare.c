@@ -5,145 +5,163 @@
 #include "backend.h"
 #include "floats.h"
 
-/* A tensor's elements, row-major, in host memory: in place where they can be, otherwise a copy. */
-struct elements {
-  const unsigned char *data;
-  void *owned;
-  size_t bytes;
-};
-
-static nib_status open_elements(nib_tensor *tensor, struct elements *out) {
-  nib_runtime *rt = nib_tensor_runtime(tensor);
-  *out = (struct elements){ .bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(tensor->dtype) };
-  nib_status status = nib_tensor_wait(tensor, NIB_UNLIMITED);
-  if (status != NIB_OK || out->bytes == 0) return status;
-  if (nib_tensor_dev(tensor)->backend->host_memory && nib_tensor_is_contiguous(tensor)) {
-    out->data = nib_tensor_data(tensor);
-    nib_tell_host("tensor:read", tensor, false);
-    return NIB_OK;
-  }
-  out->owned = nib_allocate(rt, out->bytes);
-  if (!out->owned) return nib_fail_memory(rt, "tensor:read", out->bytes);
-  out->data = out->owned;
-  status = nib_tensor_read(tensor, out->owned, out->bytes, NIB_UNLIMITED);
-  if (status != NIB_OK) nib_free(rt, out->owned, out->bytes);
-  return status;
-}
-
-static void close_elements(nib_tensor *tensor, struct elements *elements) {
-  nib_free(nib_tensor_runtime(tensor), elements->owned, elements->bytes);
-}
-
-#define PIECE 16384 /* elements between two looks at the clock */
-
-/* Before element i of a comparison: whether its time is over. */
-static nib_status go_on(nib_runtime *rt, const char *operation, int64_t i) {
-  return i % PIECE == 0 && nib_is_late(rt) ? nib_fail_late(rt, operation) : NIB_OK;
-}
-
-static double element(nib_dtype dtype, const struct elements *elements, int64_t i) {
-  nib_number number = nib_element_to_number(dtype, elements->data + (size_t)i * nib_dtype_bytes(dtype));
-  return number.is_float ? number.real : (double)number.integer;
-}
-
 static bool same_shape(const nib_tensor *a, const nib_tensor *b) {
   return a->ndim == b->ndim && memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0;
 }
 
-static nib_status open_both(const char *operation, nib_tensor *a, nib_tensor *b, struct elements *ea, struct elements *eb) {
+/* The elements of one tensor or two of the same shape, row-major, piece by piece: in place where they can be, otherwise copied. A
+ * deadline is looked at before each piece. */
+struct reading {
+  nib_runtime *rt;
+  const char *operation;
+  int32_t count; /* tensors */
+  struct {
+    nib_tensor *tensor;
+    struct nib_pieces pieces;
+    void *buffer; /* NULL: in place */
+    const unsigned char *data;
+  } of[2];
+  int64_t most, at, size; /* elements: of a piece at most, before this piece, in it */
+  nib_status status;
+};
+
+#define PIECE_OF_A_GPU 65536 /* elements: a copy from there takes long to begin */
+
+static bool is_in_place(const nib_tensor *tensor) {
+  return nib_tensor_dev(tensor)->backend->host_memory && nib_tensor_is_contiguous(tensor);
+}
+
+static size_t buffer_bytes(const struct reading *r, const nib_tensor *tensor) {
+  return (size_t)r->most * nib_dtype_bytes(tensor->dtype);
+}
+
+/* Waits for the writers of both. Whoever leaves before the last piece says `end`; after it, or a failure, that does nothing. */
+static struct reading begin(const char *operation, nib_tensor *a, nib_tensor *b) {
+  struct reading r = { .rt = nib_tensor_runtime(a), .operation = operation, .count = b ? 2 : 1, .most = NIB_PIECE };
   char want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
-  nib_status status = nib_enter(nib_tensor_runtime(a));
-  if (status == NIB_OK && !same_shape(a, b))
-    status = nib_fail(nib_tensor_runtime(a), NIB_INVALID, "%s: other: expected the shape of %s, got %s", operation,
-                      nib_describe(a, want, sizeof want), nib_describe(b, have, sizeof have));
-  if (status == NIB_OK) status = open_elements(a, ea);
-  if (status != NIB_OK) return status;
-  status = open_elements(b, eb);
-  if (status != NIB_OK) close_elements(a, ea);
-  return status;
+  r.status = nib_enter(r.rt);
+  if (r.status == NIB_OK && b && !same_shape(a, b))
+    r.status = nib_fail(r.rt, NIB_INVALID, "%s: other: expected the shape of %s, got %s", operation,
+                        nib_describe(a, want, sizeof want), nib_describe(b, have, sizeof have));
+  nib_tensor *const tensors[] = { a, b };
+  for (int32_t i = 0; i < r.count; i++) {
+    r.of[i].tensor = tensors[i];
+    if (r.status == NIB_OK) r.status = nib_tensor_wait(tensors[i], NIB_UNLIMITED);
+    if (!nib_tensor_dev(tensors[i])->backend->host_memory) r.most = PIECE_OF_A_GPU;
+  }
+  if (r.status != NIB_OK || nib_tensor_numel(a) == 0) return r;
+  for (int32_t i = 0; i < r.count; i++) {
+    r.of[i].pieces = nib_pieces_of(tensors[i], r.most);
+    if (r.status != NIB_OK || is_in_place(tensors[i])) continue;
+    r.of[i].buffer = nib_allocate(r.rt, buffer_bytes(&r, tensors[i]));
+    if (!r.of[i].buffer) r.status = nib_fail_memory(r.rt, "tensor:read", buffer_bytes(&r, tensors[i]));
+  }
+  for (int32_t i = 0; r.status == NIB_OK && i < r.count; i++) nib_tell_host("tensor:read", tensors[i], false);
+  return r;
+}
+
+static void end(struct reading *r) {
+  for (int32_t i = 0; i < r->count; i++) {
+    nib_free(r->rt, r->of[i].buffer, r->of[i].buffer ? buffer_bytes(r, r->of[i].tensor) : 0);
+    r->of[i].buffer = NULL;
+  }
+}
+
+static bool next(struct reading *r) {
+  bool more = r->status == NIB_OK;
+  for (int32_t i = 0; more && i < r->count; i++) more = r->of[i].pieces.whole && nib_next_piece(&r->of[i].pieces);
+  if (!more) {
+    end(r);
+    return false;
+  }
+  if (nib_is_late(r->rt)) r->status = nib_fail_late(r->rt, r->operation);
+  for (int32_t i = 0; r->status == NIB_OK && i < r->count; i++) {
+    const struct nib_pieces *pieces = &r->of[i].pieces;
+    r->at = pieces->at;
+    r->size = pieces->count;
+    r->of[i].data = r->of[i].buffer ? r->of[i].buffer : nib_tensor_data(&pieces->view);
+    if (r->of[i].buffer)
+      r->status = nib_fetch(&r->of[i].pieces.view, r->of[i].buffer, (size_t)pieces->count * nib_dtype_bytes(pieces->view.dtype));
+  }
+  if (r->status != NIB_OK) end(r);
+  return r->status == NIB_OK;
+}
+
+static double element(const struct reading *r, int32_t which, int64_t i) {
+  nib_dtype dtype = r->of[which].tensor->dtype;
+  nib_number number = nib_element_to_number(dtype, r->of[which].data + (size_t)i * nib_dtype_bytes(dtype));
+  return number.is_float ? number.real : (double)number.integer;
 }
 
 nib_status nib_tensor_equal(nib_tensor *a, nib_tensor *b, bool *out) {
-  struct elements ea, eb;
   *out = false;
   if (!same_shape(a, b) || a->dtype != b->dtype) return nib_enter(nib_tensor_runtime(a));
-  nib_status status = open_both("tensor:equal", a, b, &ea, &eb);
-  if (status != NIB_OK) return status;
-  *out = true;
-  for (size_t at = 0, piece = 0; status == NIB_OK && *out && at < ea.bytes; at += piece) {
-    piece = ea.bytes - at < 16 * PIECE ? ea.bytes - at : 16 * PIECE;
-    status = go_on(nib_tensor_runtime(a), "tensor:equal", 0);
-    *out = status == NIB_OK && memcmp(ea.data + at, eb.data + at, piece) == 0;
-  }
-  close_elements(a, &ea);
-  close_elements(b, &eb);
-  return status;
+  struct reading r = begin("tensor:equal", a, b);
+  bool equal = true;
+  while (equal && next(&r)) equal = memcmp(r.of[0].data, r.of[1].data, (size_t)r.size * nib_dtype_bytes(a->dtype)) == 0;
+  end(&r);
+  *out = equal && r.status == NIB_OK;
+  return r.status;
 }
 
 nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double atol, bool equal_nan, bool *out) {
-  struct elements ea, eb;
   *out = false;
-  nib_status status = open_both("tensor:allclose", a, b, &ea, &eb);
-  if (status != NIB_OK) return status;
-  *out = true;
+  struct reading r = begin("tensor:allclose", a, b);
+  bool close = true;
   struct nib_floats floats;
   nib_floats_enter(&floats);
-  for (int64_t i = 0, n = nib_tensor_numel(a); i < n && *out; i++) {
-    status = go_on(nib_tensor_runtime(a), "tensor:allclose", i);
-    if (status != NIB_OK) break;
-    double x = element(a->dtype, &ea, i), y = element(b->dtype, &eb, i);
-    if (isnan(x) && isnan(y))
-      *out = equal_nan;
-    else if (isinf(x) || isinf(y))
-      *out = x == y;
-    else
-      *out = fabs(x - y) <= atol + rtol * fabs(y);
-  }
-  *out = *out && status == NIB_OK;
+  while (close && next(&r))
+    for (int64_t i = 0; i < r.size && close; i++) {
+      double x = element(&r, 0, i), y = element(&r, 1, i);
+      if (isnan(x) && isnan(y))
+        close = equal_nan;
+      else if (isinf(x) || isinf(y))
+        close = x == y;
+      else
+        close = fabs(x - y) <= atol + rtol * fabs(y);
+    }
   nib_floats_leave(&floats);
-  close_elements(a, &ea);
-  close_elements(b, &eb);
-  return status;
+  end(&r);
+  *out = close && r.status == NIB_OK;
+  return r.status;
 }
 
 nib_status nib_tensor_max_error(nib_tensor *a, nib_tensor *b, double *error, int64_t *index) {
-  struct elements ea, eb;
   *error = 0;
   *index = -1;
-  nib_status status = open_both("tensor:max_error", a, b, &ea, &eb);
-  if (status != NIB_OK) return status;
+  struct reading r = begin("tensor:max_error", a, b);
+  double most = 0;
+  int64_t where = -1;
   struct nib_floats floats;
   nib_floats_enter(&floats);
-  for (int64_t i = 0, n = nib_tensor_numel(a); i < n && !isnan(*error); i++) {
-    status = go_on(nib_tensor_runtime(a), "tensor:max_error", i);
-    if (status != NIB_OK) break;
-    double x = element(a->dtype, &ea, i), y = element(b->dtype, &eb, i);
-    double difference = x == y ? 0 : fabs(x - y);
-    if (*index >= 0 && difference <= *error) continue;
-    *error = difference;
-    *index = i;
-  }
+  while (!isnan(most) && next(&r))
+    for (int64_t i = 0; i < r.size && !isnan(most); i++) {
+      double x = element(&r, 0, i), y = element(&r, 1, i);
+      double difference = x == y ? 0 : fabs(x - y);
+      if (where >= 0 && difference <= most) continue;
+      most = difference;
+      where = r.at + i;
+    }
   nib_floats_leave(&floats);
-  close_elements(a, &ea);
-  close_elements(b, &eb);
-  return status;
+  end(&r);
+  if (r.status != NIB_OK) return r.status;
+  *error = most;
+  *index = where;
+  return NIB_OK;
 }
 
 nib_status nib_tensor_amax(nib_tensor *tensor, double *out) {
-  struct elements elements;
   *out = 0;
-  nib_status status = nib_enter(nib_tensor_runtime(tensor));
-  if (status == NIB_OK) status = open_elements(tensor, &elements);
-  if (status != NIB_OK) return status;
+  struct reading r = begin("tensor:amax", tensor, NULL);
+  double most = 0;
   struct nib_floats floats;
   nib_floats_enter(&floats);
-  for (int64_t i = 0, n = nib_tensor_numel(tensor); i < n; i++) {
-    status = go_on(nib_tensor_runtime(tensor), "tensor:amax", i);
-    if (status != NIB_OK) break;
-    double x = fabs(element(tensor->dtype, &elements, i));
-    if (x > *out) *out = x;
-  }
+  while (next(&r))
+    for (int64_t i = 0; i < r.size; i++) {
+      double x = fabs(element(&r, 0, i));
+      if (x > most) most = x;
+    }
   nib_floats_leave(&floats);
-  close_elements(tensor, &elements);
-  return status;
+  if (r.status == NIB_OK) *out = most;
+  return r.status;
 }

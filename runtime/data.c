@@ -511,56 +511,81 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
   return status;
 }
 
-#define COPY_PIECE 65536 /* elements between two looks at the clock */
+struct nib_pieces nib_pieces_of(const nib_tensor *tensor, int64_t most) {
+  struct nib_pieces pieces = { .whole = tensor, .view = *tensor, .numel = nib_tensor_numel(tensor), .inner = 1, .dim = tensor->ndim - 1 };
+  while (pieces.numel > 0 && pieces.dim >= 0 && tensor->shape[pieces.dim] <= most / pieces.inner) pieces.inner *= tensor->shape[pieces.dim--];
+  pieces.step = most / pieces.inner;
+  return pieces;
+}
+
+bool nib_next_piece(struct nib_pieces *pieces) {
+  const nib_tensor *whole = pieces->whole;
+  int64_t item = (int64_t)nib_dtype_bytes(whole->dtype), row;
+  pieces->at += pieces->count;
+  if (pieces->at >= pieces->numel) return false;
+  pieces->count = pieces->numel;
+  if (pieces->dim < 0) return true;
+  row = pieces->at / pieces->inner;
+  pieces->view.offset_bytes = whole->offset_bytes;
+  for (int32_t i = pieces->dim; i >= 0; i--) {
+    int64_t index = row % whole->shape[i];
+    row /= whole->shape[i];
+    pieces->view.offset_bytes += index * whole->stride[i] * item;
+    pieces->view.shape[i] = 1;
+    if (i < pieces->dim) continue;
+    pieces->view.shape[i] = whole->shape[i] - index < pieces->step ? whole->shape[i] - index : pieces->step;
+    pieces->count = pieces->view.shape[i] * pieces->inner;
+  }
+  return true;
+}
 
 static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
   (void)context, (void)grain;
   body(argument, 0, count);
 }
 
-/* Copies on this thread, in pieces of the longest dimension, so that a deadline is seen. */
-static nib_status copy_alone(nib_runtime *rt, struct nib_copy_params params) {
+/* Copies on this thread what the host reaches, and looks at the clock. */
+static nib_status fetch_pieces(nib_tensor *tensor, char *data) {
+  nib_runtime *rt = nib_tensor_runtime(tensor);
   struct nib_cpu_team alone = { run_alone, NULL };
-  int32_t longest = 0;
-  int64_t count = 1;
-  for (int32_t i = 0; i < params.ndim; i++) {
-    count *= params.size[i];
-    if (params.size[i] > params.size[longest]) longest = i;
-  }
-  if (count <= COPY_PIECE) {
+  bool compact = nib_tensor_is_contiguous(tensor);
+  int64_t item = (int64_t)nib_dtype_bytes(tensor->dtype);
+  struct nib_pieces pieces = nib_pieces_of(tensor, NIB_PIECE);
+  while (nib_next_piece(&pieces)) {
+    if (pieces.at > 0 && nib_is_late(rt)) return nib_fail_late(rt, "tensor:read");
+    if (compact) {
+      memcpy(data + pieces.at * item, nib_tensor_data(&pieces.view), (size_t)(pieces.count * item));
+      continue;
+    }
+    nib_tensor target = pieces.view; /* the same shape, compact, in the caller's memory */
+    int64_t stride = 1;
+    for (int32_t i = target.ndim - 1; i >= 0; stride *= target.shape[i--]) target.stride[i] = stride;
+    struct nib_copy_params params = copy_params(&target, &pieces.view);
+    params.destination = data + pieces.at * item;
     nib_cpu_copy(&params, &alone);
-    return NIB_OK;
-  }
-  int64_t size = params.size[longest], other = count / size, step = other < COPY_PIECE ? COPY_PIECE / other : 1;
-  int64_t from = params.source_stride[longest] * (int64_t)nib_dtype_bytes((nib_dtype)params.source_type);
-  int64_t to = params.destination_stride[longest] * (int64_t)nib_dtype_bytes((nib_dtype)params.destination_type);
-  for (int64_t i = 0; i < size; i += step) {
-    if (nib_is_late(rt)) return nib_fail_late(rt, "tensor:read");
-    struct nib_copy_params piece = params;
-    piece.size[longest] = size - i < step ? size - i : step;
-    piece.source = (const char *)params.source + i * from;
-    piece.destination = (char *)params.destination + i * to;
-    nib_cpu_copy(&piece, &alone);
   }
   return NIB_OK;
 }
 
+#define DOWNLOAD_PIECE ((size_t)4 << 20)
+
+/* From a GPU's compact tensor, looking at the clock. */
+static nib_status download(nib_tensor *tensor, char *data, size_t bytes) {
+  nib_device *device = nib_tensor_dev(tensor);
+  const char *source = nib_tensor_data(tensor);
+  nib_status status = NIB_OK;
+  for (size_t at = 0, piece = 0; status == NIB_OK && at < bytes; at += piece) {
+    if (at > 0 && nib_is_late(device->runtime)) return nib_fail_late(device->runtime, "tensor:read");
+    piece = bytes - at < DOWNLOAD_PIECE ? bytes - at : DOWNLOAD_PIECE;
+    status = device->backend->download(device, data + at, source + at, piece);
+  }
+  return status;
+}
+
 static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   nib_device *device = nib_tensor_dev(tensor);
-  bool compact = nib_tensor_is_contiguous(tensor);
-  if (device->backend->host_memory) {
-    if (compact) {
-      memcpy(data, nib_tensor_data(tensor), bytes);
-      return NIB_OK;
-    }
-    nib_tensor target = *tensor; /* the same shape, compact, in the caller's memory */
-    int64_t stride = 1;
-    for (int32_t i = target.ndim - 1; i >= 0; stride *= target.shape[i--]) target.stride[i] = stride;
-    struct nib_copy_params params = copy_params(&target, tensor);
-    params.destination = data;
-    return copy_alone(device->runtime, params);
-  }
-  if (compact) return device->backend->download(device, data, nib_tensor_data(tensor), bytes);
+  if (device->backend->host_memory) return fetch_pieces(tensor, data);
+  if (nib_tensor_is_contiguous(tensor)) return download(tensor, data, bytes);
   nib_tensor *packed = NULL;
   nib_stream *idle = NULL; /* so that it waits for this copy alone */
   nib_status status = nib_stream_create(device, 0, &idle);
@@ -568,7 +593,7 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   if (status == NIB_OK) status = nib_tensor_copy(idle, packed, tensor);
   if (status == NIB_OK) /* trouble stays to be told */
     status = nib_uses_wait(device, &packed->storage->deferred.uses, true, NIB_UNLIMITED);
-  if (status == NIB_OK) status = device->backend->download(device, data, nib_tensor_data(packed), bytes);
+  if (status == NIB_OK) status = download(packed, data, bytes);
   nib_tensor_release(packed);
   nib_stream_release(idle);
   return status;

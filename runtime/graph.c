@@ -24,28 +24,61 @@ static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------- */
 
-static void plan_destroy(struct nib_deferred *self) {
+#define FIRST_CHUNK ((size_t)1024) /* bytes; each is twice as large as the one before, up to */
+#define LAST_CHUNK ((size_t)65536)
+
+static void *take(nib_runtime *rt, struct nib_plan *plan, size_t bytes) {
+  struct nib_chunk *chunk = plan->chunks;
+  bytes = (bytes + 15) & ~(size_t)15;
+  if (!chunk || chunk->bytes - chunk->used < bytes) {
+    size_t size = !chunk ? FIRST_CHUNK : chunk->bytes < LAST_CHUNK ? 2 * chunk->bytes : LAST_CHUNK;
+    if (size < bytes) size = bytes;
+    chunk = nib_allocate(rt, sizeof *chunk + size);
+    if (!chunk) return NULL;
+    *chunk = (struct nib_chunk){ plan->chunks, size, 0 };
+    plan->chunks = chunk;
+  }
+  void *result = (char *)(chunk + 1) + chunk->used;
+  chunk->used += bytes;
+  return result;
+}
+
+#define NODES_AT_ONCE 256              /* are destroyed, */
+#define BYTES_OF_A_NODE ((size_t)8192) /* of memory that goes with it count as much */
+
+static enum nib_end plan_destroy(struct nib_deferred *self) {
   struct nib_plan *plan = (struct nib_plan *)self;
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
-  if (!rt->closed) device->backend->plan_destroy(plan);
-  for (int32_t i = 0; i < plan->node_count; i++) {
-    nib_free(rt, plan->nodes[i].params, plan->nodes[i].bytes + 1);
-    if (plan->nodes[i].module) nib_free(rt, (char *)plan->nodes[i].name, strlen(plan->nodes[i].name) + 1);
-    nib_module_release(plan->nodes[i].module);
-    nib_free(rt, plan->nodes[i].deps, sizeof(int32_t) * (size_t)plan->nodes[i].dep_count);
+  int64_t left = NODES_AT_ONCE;
+  if (!rt->closed) device->backend->plan_destroy(plan); /* the first time; it finds nothing later */
+  nib_free_large(rt, plan->order, sizeof *plan->order * (size_t)plan->node_count, NULL);
+  plan->order = NULL;
+  while (plan->node_count > 0) {
+    if (left-- <= 0) return NIB_MORE;
+    nib_module_release(plan->nodes[--plan->node_count].module);
   }
-  for (int32_t i = 0; i < plan->pin_count; i++) {
-    plan->pins[i].storage->pins--;
-    nib_storage_release(plan->pins[i].storage);
+  while (plan->chunks) {
+    struct nib_chunk *chunk = plan->chunks;
+    if (left <= 0) return NIB_MORE;
+    left -= 1 + (int64_t)(chunk->bytes / BYTES_OF_A_NODE);
+    plan->chunks = chunk->next;
+    nib_free(rt, chunk, sizeof *chunk + chunk->bytes);
   }
-  nib_free(rt, plan->order, sizeof *plan->order * (size_t)plan->node_count);
-  nib_free(rt, plan->nodes, sizeof *plan->nodes * (size_t)plan->node_capacity);
+  while (plan->pin_count > 0) {
+    if (left-- <= 0) return NIB_MORE;
+    struct nib_storage *storage = plan->pins[--plan->pin_count].storage;
+    if (storage->references == 1) left -= (int64_t)(storage->bytes / BYTES_OF_A_NODE);
+    storage->pins--;
+    nib_storage_release(storage);
+  }
+  nib_free_large(rt, plan->nodes, sizeof *plan->nodes * (size_t)plan->node_capacity, NULL);
   nib_free(rt, plan->marks, (size_t)plan->mark_capacity);
   nib_free(rt, plan->pins, sizeof *plan->pins * (size_t)plan->pin_capacity);
   nib_uses_free(rt, &self->uses);
   nib_free(rt, plan, sizeof *plan);
   nib_handle_removed(rt);
+  return NIB_GONE;
 }
 
 /* Whether `node` is one of nodes[0..count-1] or one that they wait for. Dependencies point backwards only. */
@@ -87,11 +120,12 @@ nib_status nib_record(nib_stream *stream, const char *operation, const struct ni
   size_t dep_bytes = sizeof(int32_t) * (size_t)stream->frontier_count, name_bytes = work->module ? strlen(work->name) + 1 : 0;
   struct nib_node node = { .kernel = work->kernel, .name = work->name, .bytes = (uint32_t)work->bytes,
                            .dep_count = stream->frontier_count };
-  node.params = nib_allocate(rt, work->bytes + 1); /* a kernel may have no arguments */
+  struct nib_chunk *const chunk = plan->chunks;
+  const size_t used = chunk ? chunk->used : 0;
   char *name = NULL;
-  bool ok = node.params != NULL;
-  if (ok && dep_bytes > 0) ok = (node.deps = nib_allocate(rt, dep_bytes)) != NULL;
-  if (ok && name_bytes > 0) ok = (name = nib_allocate(rt, name_bytes)) != NULL;
+  bool ok = (node.params = take(rt, plan, work->bytes + 1)) != NULL; /* a kernel may have no arguments */
+  if (ok && dep_bytes > 0) ok = (node.deps = take(rt, plan, dep_bytes)) != NULL;
+  if (ok && name_bytes > 0) ok = (name = take(rt, plan, name_bytes)) != NULL;
   ok = ok && grow(rt, (void **)&plan->nodes, plan->node_count, &plan->node_capacity, sizeof *plan->nodes);
   ok = ok && grow(rt, (void **)&plan->marks, plan->node_count, &plan->mark_capacity, sizeof *plan->marks);
   ok = ok && grow(rt, (void **)&stream->frontier, 0, &stream->frontier_capacity, sizeof *stream->frontier);
@@ -101,9 +135,8 @@ nib_status nib_record(nib_stream *stream, const char *operation, const struct ni
   nib_status status = ok ? NIB_OK : nib_fail_memory(rt, "graph", work->bytes + dep_bytes);
   if (ok && device->backend->captures_natively) status = device->backend->launch(stream, work);
   if (status != NIB_OK) {
-    nib_free(rt, node.params, work->bytes + 1);
-    nib_free(rt, node.deps, node.deps ? dep_bytes : 0);
-    nib_free(rt, name, name_bytes);
+    for (struct nib_chunk *c = plan->chunks; c && c != chunk; c = c->next) c->used = 0;
+    if (chunk) chunk->used = used;
     return status;
   }
   if (work->bytes) memcpy(node.params, work->params, work->bytes);
@@ -203,7 +236,7 @@ void nib_capture_close(nib_device *device) {
   device->backend->capture_end(device->capture->origin, NULL);
   struct nib_plan *plan = close_capture(device);
   nib_defer(&plan->deferred);
-  nib_reap(device, NIB_UNLIMITED); /* what was released during the capture */
+  nib_reap_in_time(device); /* what was released during the capture */
 }
 
 static void tell_abort(const nib_stream *stream, uint64_t capture, uint64_t unjoined) {
@@ -266,7 +299,7 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   uint64_t capture_id = device->capture->id;
   status = device->backend->capture_end(stream, plan);
   close_capture(device);
-  nib_reap(device, NIB_UNLIMITED);
+  nib_reap_in_time(device);
   nib_graph *created = NULL;
   if (status == NIB_OK && !old && !(created = nib_allocate_zero(rt, sizeof *created)))
     status = nib_fail_memory(rt, "graph", sizeof *created);

@@ -29,12 +29,19 @@ struct nib_uses {
   int32_t count, capacity;
 };
 
+/* What became of an object that was to be destroyed: in pieces of less than a millisecond. */
+enum nib_end {
+  NIB_GONE,
+  NIB_MORE, /* a piece is gone: destroy it again */
+  NIB_LATER /* when its uses are done */
+};
+
 /* The head of what queued work can still need after its last reference is gone: storages, events, graph plans. */
 struct nib_deferred {
   nib_device *device;
   struct nib_deferred *next; /* in the device's limbo */
   struct nib_uses uses;
-  void (*destroy)(struct nib_deferred *self);
+  enum nib_end (*destroy)(struct nib_deferred *self);
 };
 
 struct nib_storage {
@@ -46,6 +53,7 @@ struct nib_storage {
   int32_t references, pins; /* pins: references that are graphs' */
   int32_t exports;          /* references that are other frameworks' */
   bool read_only;
+  bool leaving;             /* a thread of the runtime's gives its memory back */
   nib_device *pinned_by;    /* of the CPU's: the GPU whose driver gave the memory; NULL: ordinary */
   void *shared;             /* the device's, of memory that others reach by a file descriptor; NULL: ordinary */
   bool owner;               /* somebody else's memory, who is told by */
@@ -119,9 +127,9 @@ struct nib_event {
 struct nib_node {
   enum nib_kernel kernel; /* or as in nib_work */
   nib_module *module;     /* of a user's kernel, kept alive */
-  const char *name;       /* the user's is the node's own copy */
+  const char *name;       /* a literal, or the plan's copy of the user's */
   uint32_t bytes;
-  void *params;
+  void *params; /* these and `deps` are in the plan's chunks */
   int32_t *deps;
   int32_t dep_count;
 };
@@ -131,11 +139,18 @@ struct nib_pin {
   bool write;
 };
 
+/* A piece of memory that nodes take theirs from, so that many are given back at once. */
+struct nib_chunk {
+  _Alignas(16) struct nib_chunk *next;
+  size_t bytes, used; /* of what follows */
+};
+
 /* What a capture recorded. Immutable once instantiated, so that queued replays are untouched by an update. */
 struct nib_plan {
   struct nib_deferred deferred;
   struct nib_node *nodes;
   int32_t node_count, node_capacity;
+  struct nib_chunk *chunks; /* newest first */
   struct nib_pin *pins;
   int32_t pin_count, pin_capacity;
   unsigned char *marks; /* scratch of a walk over the nodes */
@@ -187,7 +202,10 @@ struct nib_runtime {
   int32_t device_count;
   int32_t process; /* the one that created it */
   const volatile char *own_process; /* 1 in that process, 0 in a child; NULL: ask for the id */
-  bool closed;
+  bool ending, closed; /* ending: nothing new goes to the runtime's threads */
+  bool host_allocates; /* the config's allocate is the host's */
+  bool freed_large;    /* by it, which may have taken long; since somebody asked */
+  nib_stream *frees;   /* where large blocks are given back; NULL: none yet */
   int64_t handles; /* atomic; objects that hosts hold, and exports */
   pthread_mutex_t exports_lock; /* recursive; of what exports touch on foreign threads: */
   int32_t exports_depth;
@@ -277,6 +295,9 @@ void nib_uses_add(struct nib_uses *uses, nib_stream *stream, uint64_t ticket, bo
 void nib_uses_free(nib_runtime *rt, struct nib_uses *uses);
 void nib_defer(struct nib_deferred *object);                    /* destroys it now or when its uses are done */
 void nib_reap(nib_device *device, int64_t deadline_us);         /* destroys a piece that is done, and others until then */
+void nib_reap_in_time(nib_device *device);                      /* until the host's deadline */
+/* Gives a block back, when it is large on a thread of the runtime's own if that can be: `uses` (may be NULL) has its ticket then. */
+void nib_free_large(nib_runtime *rt, void *block, size_t bytes, struct nib_uses *uses);
 void nib_drain(nib_device *device); /* waits (until the deadline) for what uses the limbo's objects, then reaps */
 
 /* ---- storage.c ---- */
@@ -326,6 +347,7 @@ nib_status nib_check_stream(nib_stream *stream, const char *operation);
 /* Refuses to write somebody else's memory that is only to be read. */
 nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor);
 nib_status nib_stream_open_default(nib_device *device);
+nib_status nib_stream_open_own(nib_device *device, nib_stream **out); /* the runtime's: without a number, nobody waits for it */
 /* Waits until the stream has come to the ticket. */
 nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
 /* Waits for what writes (or for all), on any device. Refused while one of those that still do captures. */
@@ -355,6 +377,18 @@ void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write);
 /* ---- data.c ---- */
 nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream);
 nib_status nib_fetch(nib_tensor *tensor, void *data, size_t bytes); /* the elements, row-major, once their writers are done */
+
+/* A tensor's elements, row-major, in pieces that are views: between two there is time to look at the clock. */
+struct nib_pieces {
+  const nib_tensor *whole;
+  nib_tensor view;  /* of `count` elements from element `at` on; no handle */
+  int64_t at, count;
+  int64_t numel, inner, step; /* a piece is `step` of dimension `dim`, each of `inner` elements */
+  int32_t dim;                /* -1: the whole is one piece */
+};
+struct nib_pieces nib_pieces_of(const nib_tensor *tensor, int64_t most); /* elements in a piece */
+bool nib_next_piece(struct nib_pieces *pieces);
+#define NIB_PIECE 16384 /* elements that the host copies or compares in much less than a millisecond */
 
 /* ---- module.c ---- */
 void nib_module_retain(nib_module *module);

@@ -19,7 +19,7 @@ struct nib_user_kernel {
   struct nib_params_layout layout;
 };
 
-static void module_destroy(struct nib_deferred *self) {
+static enum nib_end module_destroy(struct nib_deferred *self) {
   nib_module *module = (nib_module *)self;
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
@@ -31,6 +31,7 @@ static void module_destroy(struct nib_deferred *self) {
   nib_uses_free(rt, &self->uses);
   nib_free(rt, module, sizeof *module);
   nib_handle_removed(rt);
+  return NIB_GONE;
 }
 
 void nib_modules_close(nib_device *device) {

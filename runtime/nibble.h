@@ -162,12 +162,14 @@ NIB_API void nib_runtime_close(nib_runtime *runtime);
 NIB_API const char *nib_error(const nib_runtime *runtime);
 NIB_API void *nib_runtime_user(const nib_runtime *runtime);
 
-/* Frees what finished work no longer needs, for at most about `budget_us` microseconds, but one piece at least. Never waits. What
- * it does not get to is first at the next call. */
+/* Frees what finished work no longer needs, in pieces that take less than a millisecond, for `budget_us` microseconds, but one
+ * piece at least. Never waits. What it does not get to is first at the next call. A block of more
+ * than 8 MiB takes the kernel longer: without `allocate` of the host's a thread of the runtime gives it back, and it counts as
+ * reserved until then; with one the call that frees it ends with it, after as long as `allocate` takes. */
 NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
 
-/* From `budget_us` microseconds from now on (NIB_UNLIMITED, the default: never) no function of the runtime waits or compares
- * tensors any longer, whatever its own timeout: it returns TIMEOUT, and has changed nothing. From any thread: an earlier
+/* From `budget_us` microseconds from now on (NIB_UNLIMITED, the default: never) no function of the runtime waits, or reads or
+ * compares tensors any longer, whatever its own timeout: within a millisecond it returns TIMEOUT, and has changed nothing. From any thread: an earlier
  * deadline interrupts what another thread waits for, if that began with one. */
 NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);
 
@@ -195,7 +197,7 @@ typedef struct nib_device_info {
 
 typedef struct nib_memory_info {
   uint64_t used_bytes;     /* live storages */
-  uint64_t reserved_bytes; /* used, and storages whose last work is still queued */
+  uint64_t reserved_bytes; /* used, and storages whose last work is still queued, or whose memory is still being given back */
   uint64_t peak_bytes;     /* largest reserved_bytes so far */
 } nib_memory_info;
 

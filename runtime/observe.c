@@ -141,7 +141,7 @@ static struct nib_storage *find_storage(nib_runtime *rt, uint64_t id) {
   for (int32_t i = 0; i < rt->device_count; i++) {
     nib_device *device = &rt->devices[i];
     for (struct nib_storage *storage = device->storages; storage; storage = storage->next) {
-      if (storage->id != id) continue;
+      if (storage->id != id || storage->leaving) continue;
       if (!storage->previous) return storage;
       storage->previous->next = storage->next;
       if (storage->next) storage->next->previous = storage->previous;

@@ -333,11 +333,13 @@ nib_status nib_runtime_create_sized(const nib_config *config, size_t config_byte
   nib_config settings;
   nib_status status = read_config(config, config_bytes, &settings);
   if (status != NIB_OK) return status;
-  if (!settings.allocate) settings.allocate = allocate_default;
+  bool host_allocates = settings.allocate != NULL;
+  if (!host_allocates) settings.allocate = allocate_default;
   nib_runtime *rt = settings.allocate(settings.user, NULL, 0, sizeof *rt);
   if (!rt) return NIB_MEMORY;
   memset(rt, 0, sizeof *rt);
   rt->config = settings;
+  rt->host_allocates = host_allocates;
   rt->deadline_us = NIB_UNLIMITED;
   pthread_mutexattr_t recursive;
   pthread_mutexattr_init(&recursive);
@@ -363,6 +365,7 @@ nib_status nib_runtime_create_sized(const nib_config *config, size_t config_byte
 
 void nib_runtime_close(nib_runtime *rt) {
   if (!rt || rt->closed || nib_is_forked(rt)) return; /* a child has none of the threads, and maybe locks that nobody frees */
+  rt->ending = true;
   /* In steps of all: a device's work may use another's memory. */
   int32_t count = rt->devices[0].backend ? rt->device_count : 0;
   for (int32_t i = 0; i < count; i++) finish_work(&rt->devices[i]);
@@ -435,7 +438,7 @@ bool nib_device_is_capturing(const nib_device *device) { return device->capture 
 
 void nib_device_memory_sized(nib_device *device, nib_memory_info *out, size_t out_bytes) {
   const nib_memory_info none = { 0 };
-  if (!device->runtime->closed && !nib_is_forked(device->runtime)) nib_reap(device, NIB_UNLIMITED);
+  if (!device->runtime->closed && !nib_is_forked(device->runtime)) nib_reap_in_time(device);
   nib_sized_write(out, out_bytes, device->runtime->closed ? &none : &device->memory, sizeof none);
 }
 
@@ -482,10 +485,11 @@ nib_status nib_device_synchronize(nib_device *device, int64_t timeout_us) {
   if (status != NIB_OK) return status;
   int64_t start = nib_now_us();
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
+    if (stream->id == 0) continue; /* the runtime's own */
     status = nib_wait(stream, stream->submitted, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
   }
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "synchronize", .device = device);
-  nib_reap(device, NIB_UNLIMITED);
+  nib_reap_in_time(device);
   return nib_take_trouble(device, 0);
 }

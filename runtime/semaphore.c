@@ -1,13 +1,14 @@
 /* Timeline semaphores of other APIs: what is the same on every device that has them. */
 #include "backend.h"
 
-static void semaphore_destroy(struct nib_deferred *self) {
+static enum nib_end semaphore_destroy(struct nib_deferred *self) {
   nib_semaphore *semaphore = (nib_semaphore *)self;
   nib_runtime *rt = self->device->runtime;
   if (!rt->closed) self->device->backend->semaphore_destroy(self->device, semaphore->impl);
   nib_uses_free(rt, &self->uses);
   nib_free(rt, semaphore, sizeof *semaphore);
   nib_handle_removed(rt);
+  return NIB_GONE;
 }
 
 nib_status nib_semaphore_import(nib_device *device, int fd, nib_semaphore **out) {

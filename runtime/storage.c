@@ -34,17 +34,20 @@ void nib_storages_tell(struct nib_storage *gone) {
   }
 }
 
-static void storage_destroy(struct nib_deferred *self) {
+static enum nib_end storage_destroy(struct nib_deferred *self) {
   struct nib_storage *storage = (struct nib_storage *)self;
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
-  if (storage->data || storage->owner) { /* not when the runtime was closed before */
+  if (storage->data || storage->owner || storage->leaving) { /* not when the runtime was closed before */
     /* With the lock no owner is told: he may wait for somebody who waits for it. */
     bool later = rt->closed && storage->owner;
-    if (!later && !nib_storage_free(storage)) {
-      self->next = device->limbo;
-      device->limbo = self;
-      return;
+    if (!later && !storage->leaving) {
+      if (!nib_storage_free(storage)) return NIB_LATER;
+      if (!rt->closed && !nib_uses_idle(&self->uses)) { /* it counts until the runtime's thread has given it back */
+        storage->leaving = true;
+        storage->data = NULL;
+        return NIB_LATER;
+      }
     }
     device->memory.reserved_bytes -= storage->counted;
     if (storage->next) storage->next->previous = storage->previous;
@@ -56,10 +59,11 @@ static void storage_destroy(struct nib_deferred *self) {
     if (later) {
       storage->next = rt->gone;
       rt->gone = storage;
-      return;
+      return NIB_GONE;
     }
   }
   bury(storage);
+  return NIB_GONE;
 }
 
 void nib_storage_retain(struct nib_storage *storage) { storage->references++; }
@@ -135,7 +139,7 @@ static void adopt(const struct nib_origin *origin, struct nib_storage *storage) 
 
 nib_status nib_storage_create(nib_device *device, const struct nib_origin *origin, struct nib_storage **out) {
   nib_runtime *rt = device->runtime;
-  nib_reap(device, NIB_UNLIMITED);
+  nib_reap_in_time(device);
   struct nib_storage *storage = nib_allocate_zero(rt, sizeof *storage);
   if (!storage) return nib_fail_memory(rt, "tensor", sizeof *storage);
   nib_status status = NIB_OK;

@@ -6,7 +6,6 @@
 /* ---- Streams ------------------------------------------------------------------------------------------------------- */
 
 static void add_stream(nib_stream *stream) {
-  stream->id = ++stream->device->runtime->last_stream_id;
   nib_stream **last = &stream->device->streams;
   while (*last) last = &(*last)->next;
   *last = stream;
@@ -20,7 +19,7 @@ static nib_stream *find_released(nib_device *device, int32_t priority, bool *ful
   int64_t limit = device->runtime->config.streams, count = 0, all = 0;
   nib_stream *unfinished = NULL;
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
-    if (stream->wrapped || stream == device->default_stream) continue;
+    if (stream->wrapped || stream == device->default_stream || stream == device->runtime->frees) continue;
     all++;
     if (!stream->released || stream->capture || (limit == 0 && stream->priority != priority)) continue;
     if (device->backend->reached(stream, stream->submitted)) return stream;
@@ -29,6 +28,24 @@ static nib_stream *find_released(nib_device *device, int32_t priority, bool *ful
   *full = limit > 0 && all >= limit && device->default_stream;
   return *full || (limit == 0 && count >= MOST_UNFINISHED) ? unfinished : NULL;
 }
+
+static nib_status make_stream(nib_device *device, int32_t priority, nib_stream **out) {
+  nib_runtime *rt = device->runtime;
+  nib_stream *stream = nib_allocate_zero(rt, sizeof *stream);
+  if (!stream) return nib_fail_memory(rt, "stream", sizeof *stream);
+  stream->device = device;
+  stream->priority = priority;
+  nib_status status = device->backend->stream_open(stream);
+  if (status != NIB_OK) {
+    nib_free(rt, stream, sizeof *stream);
+    return status;
+  }
+  add_stream(stream);
+  *out = stream;
+  return NIB_OK;
+}
+
+nib_status nib_stream_open_own(nib_device *device, nib_stream **out) { return make_stream(device, 0, out); }
 
 static nib_status open_stream(nib_device *device, int32_t priority, nib_stream **out) {
   nib_runtime *rt = device->runtime;
@@ -44,16 +61,9 @@ static nib_status open_stream(nib_device *device, int32_t priority, nib_stream *
   if (full)
     return nib_fail(rt, NIB_MEMORY, "stream: streams: expected at most %lld of %s at a time (the limit), got one more",
                     (long long)rt->config.streams, device->info.name);
-  stream = nib_allocate_zero(rt, sizeof *stream);
-  if (!stream) return nib_fail_memory(rt, "stream", sizeof *stream);
-  stream->device = device;
-  stream->priority = priority;
-  nib_status status = device->backend->stream_open(stream);
-  if (status != NIB_OK) {
-    nib_free(rt, stream, sizeof *stream);
-    return status;
-  }
-  add_stream(stream);
+  nib_status status = make_stream(device, priority, &stream);
+  if (status != NIB_OK) return status;
+  stream->id = ++rt->last_stream_id;
   *out = stream;
   NIB_TELL(rt, NIB_OBSERVED_STREAM_CREATED, .operation = "stream", .device = device, .stream = stream->id);
   return NIB_OK;
@@ -97,7 +107,7 @@ nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
     return status;
   }
   if (fresh) add_stream(stream);
-  stream->id = fresh ? stream->id : ++rt->last_stream_id;
+  stream->id = ++rt->last_stream_id;
   stream->released = false;
   nib_handle_added(rt);
   *out = stream;
@@ -237,7 +247,7 @@ nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   if (status == NIB_OK) status = nib_wait(stream, stream->submitted, timeout_us);
   if (status != NIB_OK) return status;
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "stream:synchronize", .device = device, .stream = stream->id);
-  nib_reap(device, NIB_UNLIMITED);
+  nib_reap_in_time(device);
   return nib_take_trouble(device, stream->id);
 }
 
@@ -275,7 +285,7 @@ nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64
 
 /* ---- Events -------------------------------------------------------------------------------------------------------- */
 
-static void event_destroy(struct nib_deferred *self) {
+static enum nib_end event_destroy(struct nib_deferred *self) {
   nib_event *event = (nib_event *)self;
   nib_runtime *rt = self->device->runtime;
   if (!rt->closed) self->device->backend->event_destroy(event);
@@ -283,6 +293,7 @@ static void event_destroy(struct nib_deferred *self) {
   nib_free(rt, event->frontier, sizeof *event->frontier * (size_t)event->frontier_count);
   nib_free(rt, event, sizeof *event);
   nib_handle_removed(rt);
+  return NIB_GONE;
 }
 
 nib_status nib_event_record(nib_stream *stream, nib_event **out) {

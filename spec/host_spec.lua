@@ -113,6 +113,10 @@ describe("a host in C", function()
     run("queued")
   end)
 
+  it("gets its thread back within a millisecond of a budget, whatever is freed, and of a deadline, whatever is read", function()
+    run("budgets", { args = process.sanitized() and "count" or "" })
+  end)
+
   it("may open the module in its own Lua states, with runtimes of its own", function()
     run("lua_host", { lua = true })
   end)

@@ -21,10 +21,9 @@ static nib_status memory_allocate(nib_device *device, size_t bytes, void **out) 
 }
 
 static bool memory_free(nib_device *device, void *data, size_t bytes, struct nib_uses *uses) {
-  (void)uses; /* the runtime asks when they are done */
   char *block;
   memcpy(&block, (char *)data - sizeof block, sizeof block);
-  nib_free(device->runtime, block, bytes + ALIGNMENT + sizeof(void *));
+  nib_free_large(device->runtime, block, bytes + ALIGNMENT + sizeof(void *), uses);
   return true;
 }
 
