@@ -6,6 +6,7 @@
 -- Errors are of the tokens that were appended, as the ledger has them: all that a cache holds was compared with it.
 
 local explain = require "nibble.explain"
+local numbers = require "nibble.numbers"
 local reference = require "nibble.reference"
 local show = require "nibble.show"
 
@@ -93,7 +94,7 @@ function errors.text(all)
   lines[2] = "             " .. table.concat(titles, "   ")
   for _, side in ipairs(all.list) do
     local cells = {}
-    for h, head in ipairs(side.heads) do cells[h] = ("%.4f %6.2f %%"):format(head.worst, head.rms) end
+    for h, head in ipairs(side.heads) do cells[h] = numbers.format("%.4f %6.2f %%", head.worst, head.rms) end
     for h = 1, #cells, 4 do
       lines[#lines + 1] = ("  %-10s %s"):format(h == 1 and side.layer .. " " .. side.kv or "  heads " .. h - 1 .. "..",
         table.concat(cells, "   ", h, math.min(h + 3, #cells)))

@@ -16,7 +16,7 @@ local half_step = require("nibble.show").half_step
 local explain = {}
 
 local function fail(parameter, expected, got)
-  error(("explain: %s: expected %s, got %s"):format(parameter, expected, type(got) == "table" and "a table" or tostring(got)), 0)
+  error(("explain: %s: expected %s, got %s"):format(parameter, expected, type(got) == "table" and "a table" or numbers.text(got)), 0)
 end
 
 local function index(opts, name, count, default)
@@ -150,13 +150,13 @@ end
 
 -------------------------------------------------------------------------------------------------------------- words
 
-local function word(x) return ("%.9g"):format(x) end
+local function word(x) return numbers.format("%.9g", x) end
 
 -- The lines that are the same for a block of any cache. `f` is filled in.
 local function describe(f, inputs, divisor, nan_code)
   local reference = require "nibble.reference"
   local lines = {}
-  local function say(name, format, ...) lines[#lines + 1] = ("  %-15s "):format(name) .. format:format(...) end
+  local function say(name, format, ...) lines[#lines + 1] = ("  %-15s "):format(name) .. numbers.format(format, ...) end
   f.scale = numbers.decode(f.scale_byte, "float8_e4m3fn")
   f.code, f.value = f.codes[f.element + 1], numbers.e2m1[f.codes[f.element + 1]]
   f.decoded = numbers.f32(numbers.f32(f.value * f.scale) * f.global_scale)
@@ -194,7 +194,7 @@ local function describe(f, inputs, divisor, nan_code)
     f.error = f.decoded - f.input
     local unit = f.scale * f.global_scale
     local steps = unit > 0 and f.error / (half_step(f.input / unit) * unit)
-    say("error", "%s%s", word(f.error), steps and (" (%.3f half steps of E2M1)"):format(steps) or "")
+    say("error", "%s%s", word(f.error), steps and numbers.format(" (%.3f half steps of E2M1)", steps) or "")
   end
   say("code's place", "byte %d of storage %d (%s): 0x%02X, its %s nibble", f.code_place.byte, f.code_place.storage, f.code_where,
     f.code_byte, f.element % 2 == 0 and "low" or "high")
@@ -254,7 +254,7 @@ local NOPE, RECORD, SCALES = 448, 352, 32
 -- One of the last 64 dimensions: a bfloat16 number as it is.
 local function rope(f, bytes, row, opts)
   local lines = {}
-  local function say(name, format, ...) lines[#lines + 1] = ("  %-15s "):format(name) .. format:format(...) end
+  local function say(name, format, ...) lines[#lines + 1] = ("  %-15s "):format(name) .. numbers.format(format, ...) end
   local bits = string.unpack("<I2", bytes)
   f.decoded = numbers.decode(bits, "bfloat16")
   if row then

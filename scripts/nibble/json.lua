@@ -7,6 +7,8 @@
 -- any other is an object, whose keys must be strings; they are written in their order. Numbers that JSON does not have (NaN,
 -- infinities) are errors. Read: objects and arrays as tables, arrays with json.list's metatable, null as json.null.
 
+local numbers = require "nibble.numbers"
+
 local json = {}
 
 json.null = setmetatable({}, { __tostring = function() return "null" end, __name = "json.null" })
@@ -69,8 +71,8 @@ function encode_value(value, out, depth)
     out[#out + 1] = tostring(value)
   elseif kind == "number" then
     if value ~= value or math.abs(value) == math.huge then error("json.encode: value: expected a number of JSON, got " .. value, 0) end
-    local text = ("%.15g"):format(value)
-    if tonumber(text) ~= value then text = ("%.17g"):format(value) end
+    local text = numbers.format("%.15g", value)
+    if tonumber(text) ~= value then text = numbers.format("%.17g", value) end
     out[#out + 1] = text:find("[.e]") and text or text .. ".0" -- a float stays one
   else
     error("json.encode: value: expected a value of JSON, got a " .. kind, 0)

@@ -17,6 +17,7 @@
 
 local nibble = require "nibble"
 local ledger = require "nibble.ledger"
+local numbers = require "nibble.numbers"
 local pages = require "nibble.pages"
 local reference = require "nibble.reference"
 
@@ -62,7 +63,7 @@ kv.__index = kv
 local OPTIONS = " name num_pages page_size num_kv_heads head_dim v_head_dim dtype tokens source batch max_len rows kv_layout " ..
   "page_padding sf_page_padding page_layout reserved materialize pool device "
 
-local function fail(parameter, expected, got) error(("%s: expected %s, got %s"):format(parameter, expected, tostring(got)), 0) end
+local function fail(parameter, expected, got) error(("%s: expected %s, got %s"):format(parameter, expected, numbers.text(got)), 0) end
 
 ---------------------------------------------------------------------------------------------------------------- made
 

@@ -4,6 +4,8 @@
 --   decoded[dtype][bits] -> number     e2m1[code] -> number
 --   f32(number) -> nearest float32     fma(a, b, c) -> a*b + c of float32 numbers, rounded once
 --   floats[dtype], integers[dtype]     sizes, string.pack codes and ranges of the dtypes
+-- And numbers as text, with a point whatever locale a host has set (tonumber takes points in each):
+--   format(text, ...)                  string.format      text(value)      tostring
 local numbers = {}
 
 local pack, unpack = string.pack, string.unpack
@@ -127,5 +129,33 @@ local function fma(a, b, c)
   return f32(sum)
 end
 numbers.fma = fma
+
+-- The digits, signs, letters and blanks of one number are the same everywhere; what else there is, is its point.
+local function with_point(text) return (text:gsub("[^%w+ -]", ".")) end
+
+--- tostring, with a point.
+---@param value any
+---@return string
+function numbers.text(value)
+  return math.type(value) == "float" and with_point(tostring(value)) or tostring(value)
+end
+
+--- string.format, with a point.
+---@param text string
+---@param ... any
+---@return string
+function numbers.format(text, ...)
+  if ("%.1f"):format(0.5) == "0.5" then return text:format(...) end
+  local values, n = table.pack(...), 0
+  text = text:gsub("(%%[-+ #0-9.]*)(.)", function(conversion, kind)
+    if kind == "%" then return nil end
+    n = n + 1
+    if kind == "s" then values[n] = numbers.text(values[n]) end
+    if not kind:find("[aAeEfgG]") then return nil end
+    values[n] = with_point((conversion .. kind):format(values[n]))
+    return "%s"
+  end)
+  return text:format(table.unpack(values, 1, values.n))
+end
 
 return numbers

@@ -18,10 +18,12 @@
 -- `caches` and `copy` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool without enough
 -- free pages is something that a program lives with: `nil, message`, and nothing has changed.
 
+local numbers = require "nibble.numbers"
+
 local pages = {}
 
 local function fail(where, parameter, expected, got)
-  error(("%s: %s: expected %s, got %s"):format(where, parameter, expected, tostring(got)), 0)
+  error(("%s: %s: expected %s, got %s"):format(where, parameter, expected, numbers.text(got)), 0)
 end
 
 local function integer(where, parameter, value, minimum)

@@ -5,6 +5,7 @@
 --
 -- Of the record (nibble.report_record below) only the title must be there; a section is left out when it has nothing to say.
 
+local numbers = require "nibble.numbers"
 local svg = require "nibble.svg"
 
 local report = {}
@@ -61,7 +62,7 @@ summary{cursor:pointer}]]
 local escape = svg.escape
 
 local function text_of(value)
-  if math.type(value) == "float" then return ("%.6g"):format(value) end
+  if math.type(value) == "float" then return numbers.format("%.6g", value) end
   return tostring(value)
 end
 
@@ -69,7 +70,7 @@ end
 local page = {}
 page.__index = page
 
-function page:add(format, ...) self[#self + 1] = format:format(...) end
+function page:add(format, ...) self[#self + 1] = numbers.format(format, ...) end
 
 -- A table: columns {name, is_number}, rows of cells (a string of HTML when it is {html = ...}).
 function page:table(columns, rows)
@@ -92,7 +93,7 @@ end
 local function has(list) return type(list) == "table" and #list > 0 end
 
 local function bar(share)
-  return ('<span class="bar" style="width:%.1fpx"></span>'):format(120 * math.max(0, math.min(1, share)))
+  return numbers.format('<span class="bar" style="width:%.1fpx"></span>', 120 * math.max(0, math.min(1, share)))
 end
 
 ------------------------------------------------------------------------------------------------------------ sections
@@ -110,7 +111,7 @@ local function header(out, record)
   fact("device", record.device and record.device .. (about and (" (%s)"):format(about) or ""))
   fact("steps", record.steps)
   fact("seed", record.seed)
-  fact("compared", record.compared and ("%.1f MB, every byte"):format(record.compared / 1e6))
+  fact("compared", record.compared and numbers.format("%.1f MB, every byte", record.compared / 1e6))
   fact("nibble", record.version)
   if #facts > 0 then out:table({ { "run" }, { "" } }, facts) end
   for _, note in ipairs(record.notes or {}) do out:add('<p class="muted">%s</p>', escape(note)) end
@@ -200,7 +201,7 @@ local function histogram(out, data)
   for _, count in ipairs(data.counts) do most = math.max(most, count) end
   for i, count in ipairs(data.counts) do
     local width = (data.high - data.low) / #data.counts
-    rows[i] = { ("%.3g to %.3g"):format(data.low + (i - 1) * width, data.low + i * width), count, { html = bar(count / most) } }
+    rows[i] = { numbers.format("%.3g to %.3g", data.low + (i - 1) * width, data.low + i * width), count, { html = bar(count / most) } }
   end
   out:add("<h3>All errors, in half steps</h3>")
   out:table({ { "error" }, { "elements", true }, { "" } }, rows)
@@ -214,12 +215,12 @@ local function errors(out, record)
   for _, side in ipairs(record.errors) do
     for _, head in ipairs(side.heads) do most = math.max(most, head.rms) end
   end
-  local function percent(share) return share and ("%.2f %%"):format(100 * share) end
+  local function percent(share) return share and numbers.format("%.2f %%", 100 * share) end
   local function name_of(side) return side.layer .. " " .. side.kv end
   for _, side in ipairs(record.errors) do
     for h, head in ipairs(side.heads) do
-      rows[#rows + 1] = { h == 1 and name_of(side) or "", h - 1, ("%.2f %%"):format(head.rms), { html = bar(head.rms / most) },
-        ("%.4f"):format(head.worst), head.max and ("%.4g"):format(head.max), percent(head.zero), percent(head.saturated) }
+      rows[#rows + 1] = { h == 1 and name_of(side) or "", h - 1, numbers.format("%.2f %%", head.rms), { html = bar(head.rms / most) },
+        numbers.format("%.4f", head.worst), head.max and numbers.format("%.4g", head.max), percent(head.zero), percent(head.saturated) }
     end
   end
   out:table({ { "" }, { "head", true }, { "rms", true }, { "" }, { "worst", true }, { "largest error", true }, { "codes 0", true },
@@ -249,8 +250,8 @@ local function times(out, record)
   if has(record.phases) then
     local rows = {}
     for i, phase in ipairs(record.phases) do
-      rows[i] = { phase.name, phase.calls, ("%.2f"):format(phase.ms), ("%.3f"):format(phase.ms / math.max(phase.calls, 1)),
-        phase.bytes and ("%.2f"):format(phase.bytes / 1e6) or "" }
+      rows[i] = { phase.name, phase.calls, numbers.format("%.2f", phase.ms),
+        numbers.format("%.3f", phase.ms / math.max(phase.calls, 1)), phase.bytes and numbers.format("%.2f", phase.bytes / 1e6) or "" }
     end
     out:add("<section><h2>Times on the device</h2>")
     out:table({ { "phase" }, { "calls", true }, { "ms in all", true }, { "ms a call", true }, { "MB moved", true } }, rows)

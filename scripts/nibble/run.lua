@@ -16,6 +16,7 @@
 
 local nibble = require "nibble"
 local ledger = require "nibble.ledger"
+local numbers = require "nibble.numbers"
 local pages = require "nibble.pages"
 
 ---@class nibble.run
@@ -191,7 +192,7 @@ end
 ---@param format string
 ---@param ... any
 function run:fail(format, ...) -- luacheck: no self
-  error(setmetatable({ message = format:format(...) }, failure), 0)
+  error(setmetatable({ message = numbers.format(format, ...) }, failure), 0)
 end
 
 ---@param condition any
@@ -244,7 +245,7 @@ end
 ---@param format string
 ---@param ... any
 function run:say(format, ...)
-  if not self.eager then self.notes[#self.notes + 1] = format:format(...) end
+  if not self.eager then self.notes[#self.notes + 1] = numbers.format(format, ...) end
 end
 
 --- A value of this step, for a curve over all steps in the report.

@@ -20,6 +20,7 @@ parameters that still fail, with a command line that repeats it.
 Exit status: 0 ok (all equal, or the planted bit was found), 1 a byte differs or something failed, 2 bad usage.]]
 
 local nibble = require "nibble"
+local numbers = require "nibble.numbers"
 local options = require "nibble.options"
 local show = require "nibble.show"
 
@@ -83,8 +84,8 @@ end
 local function print_phases(record, check_ms)
   print(bold(("%-38s %6s %11s %11s %10s"):format("phase", "calls", "ms in all", "ms a call", "MB moved")))
   local function line(phase)
-    print(("%-38s %6d %11.2f %11.3f %10s"):format(visible(phase.name), phase.calls, phase.ms, phase.ms / math.max(phase.calls, 1),
-      phase.bytes and ("%.2f"):format(phase.bytes / 1e6) or "-"))
+    print(numbers.format("%-38s %6d %11.2f %11.3f %10s", visible(phase.name), phase.calls, phase.ms,
+      phase.ms / math.max(phase.calls, 1), phase.bytes and numbers.format("%.2f", phase.bytes / 1e6) or "-"))
   end
   for _, phase in ipairs(record.phases) do line(phase) end
   line { name = "all of it, checks in Lua too (CPU)", calls = 1, ms = check_ms }
@@ -207,7 +208,7 @@ local function run_one(scenario, def, arguments)
     record.message = outcome.message
     print(bold "FAILED at " .. visible(outcome.message))
   elseif outcome.ok then
-    print(("%s: after each of %d steps every byte is the reference's and the eager run's (%.1f MB compared)%s"):format(bold "ok",
+    print(numbers.format("%s: after each of %d steps every byte is the reference's and the eager run's (%.1f MB compared)%s", bold "ok",
       attempt.steps, outcome.run.compared / 1e6, def.verdict and "; " .. visible(def.verdict(outcome.run)) or ""))
   else
     print(visible(scenario.explain(def, attempt, outcome, command)))

@@ -9,6 +9,8 @@
 -- Options that all of them know: `color` (default: standard output is a terminal, NO_COLOR is not set, TERM is not
 -- "dumb"), `utf8` (default: the locale's character set; otherwise plain ASCII), `width` in columns (default: COLUMNS or 100).
 
+local numbers = require "nibble.numbers"
+
 local show = {}
 
 ----------------------------------------------------------------------------------------------------------- terminal
@@ -262,7 +264,7 @@ function show.block(input, opts)
   local scale = reference.decode(scale_byte, "float8_e4m3fn")
   local unit = scale * g
   local lines = {
-    ("scale byte 0x%02X = %.9g, global scale %.9g: codes count in units of %.6g"):format(scale_byte, scale, g, unit),
+    numbers.format("scale byte 0x%02X = %.9g, global scale %.9g: codes count in units of %.6g", scale_byte, scale, g, unit),
     ("  %2s %13s %6s %6s %13s %13s  error in half steps"):format("", "input", "code", "E2M1", "decoded", "error"),
   }
   for i = 1, 16 do
@@ -280,7 +282,7 @@ function show.block(input, opts)
       right = bar .. (steps == 9 and s.glyphs.right or "")
     end
     local tint = math.abs(relative) > 1 and "31" or "36"
-    lines[#lines + 1] = ("  %2d %13.6g %6X %6.1f %13.6g %13.6g  "):format(i - 1, values[i], code, value, value * unit,
+    lines[#lines + 1] = numbers.format("  %2d %13.6g %6X %6.1f %13.6g %13.6g  ", i - 1, values[i], code, value, value * unit,
       difference) .. s.paint(tint, left) .. s.glyphs.line .. s.paint(tint, right)
   end
   return table.concat(lines, "\n")
@@ -298,17 +300,17 @@ end
 ---@field width? integer
 
 --- Counts of numbers as bars of text. Values outside low..high count in the outermost bins; NaN has a line of its own.
----@param numbers number[]|nibble.tensor  a list, or a 1-D tensor
+---@param list number[]|nibble.tensor  a list, or a 1-D tensor
 ---@param opts? nibble.histogram_options
 ---@return string
-function show.histogram(numbers, opts)
+function show.histogram(list, opts)
   local s = style(opts)
   opts = opts or {}
-  if type(numbers) ~= "table" then numbers = numbers:totable() end
+  if type(list) ~= "table" then list = list:totable() end
   local bins = opts.bins or 16
   local low, high = opts.low, opts.high
   local least, largest, nans = math.huge, -math.huge, 0
-  for _, x in ipairs(numbers) do
+  for _, x in ipairs(list) do
     if x ~= x then nans = nans + 1 end
     if x < least and x > -math.huge then least = x end
     if x > largest and x < math.huge then largest = x end
@@ -318,7 +320,7 @@ function show.histogram(numbers, opts)
   if high <= low then high = low + 1 end
   local counts, most = {}, 1
   for i = 1, bins do counts[i] = 0 end
-  for _, x in ipairs(numbers) do
+  for _, x in ipairs(list) do
     if x == x then
       -- Compared as floats first: an infinite quotient has no integer.
       local at = (x - low) / (high - low) * bins
@@ -341,7 +343,7 @@ function show.histogram(numbers, opts)
     else
       bar = ("#"):rep((eighths + 7) // 8)
     end
-    lines[#lines + 1] = (("  %9.3g .. %-9.3g %" .. digits .. "d %s "):format(from, to, counts[i], s.glyphs.line)
+    lines[#lines + 1] = (numbers.format("  %9.3g .. %-9.3g %" .. digits .. "d %s ", from, to, counts[i], s.glyphs.line)
       .. s.paint("36", bar)):gsub("%s+$", "")
   end
   if nans > 0 then lines[#lines + 1] = ("  NaN: %d"):format(nans) end

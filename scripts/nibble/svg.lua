@@ -11,6 +11,8 @@
 -- file of its own brings its background.
 -- A cell's title (a tooltip) says its numbers in words.
 
+local numbers = require "nibble.numbers"
+
 local svg = {}
 
 local STYLE = [[
@@ -38,7 +40,7 @@ function svg.escape(text)
 end
 
 local function number(x)
-  return (("%.2f"):format(x):gsub("%.?0+$", ""))
+  return (numbers.format("%.2f", x):gsub("%.?0+$", ""))
 end
 
 ------------------------------------------------------------------------------------------------------------- drawing
@@ -57,7 +59,7 @@ local function new_canvas(title)
   return self
 end
 
-function canvas:add(format, ...) self.parts[#self.parts + 1] = format:format(...) end
+function canvas:add(format, ...) self.parts[#self.parts + 1] = numbers.format(format, ...) end
 
 function canvas:text(x, y, text, class)
   self:add('<text x="%s" y="%s"%s>%s</text>', number(x), number(y), class and (' class="%s"'):format(class) or "", svg.escape(text))
@@ -323,7 +325,7 @@ local function draw_head(picture, tokens, map, h, x, y, width, height, first)
       if level then
         local from, to = first + (c - 1) * map.group, first + math.min(last * map.group, tokens) - 1
         picture:rect(heat_class(picture, level), x + (c - 1) * width, y + (b - 1) * height, (last - c + 1) * width, height - 0.5,
-          ("head %d, block %d, %s%.3g"):format(h - 1, b - 1,
+          numbers.format("head %d, block %d, %s%.3g", h - 1, b - 1,
             from == to and ("token %d: "):format(from) or ("tokens %d to %d: up to "):format(from, to), worst))
       end
       c = last + 1
@@ -393,7 +395,7 @@ function svg.error_map(values, opts)
   end
   local items = {}
   for level = 0, LEVELS - 1 do
-    local text = ("%.3g"):format(least + (most - least) * level / LEVELS)
+    local text = numbers.format("%.3g", least + (most - least) * level / LEVELS)
     items[level + 1] = { heat_class(picture, level), text .. (level == LEVELS - 1 and " and more" or "") }
   end
   y = legend(picture, left, y + 4, math.max(right - left, 420), items)
@@ -419,7 +421,7 @@ function svg.curve(values, opts)
     if is_number(x) and math.abs(x) < math.huge then low, high = math.min(low, x), math.max(high, x) end
   end
   local span = high > low and high - low or 1
-  local labels = { ("%.6g"):format(high), ("%.6g"):format(low) }
+  local labels = { numbers.format("%.6g", high), numbers.format("%.6g", low) }
   local left, top = 8 + math.max(text_width(labels[1]), text_width(labels[2])), picture.top + 4
   local bottom, room = top + height, width - left - 6
   local function place(i, x)

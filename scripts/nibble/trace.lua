@@ -123,7 +123,7 @@ end
 local function real_text(x)
   if x ~= x then return "nan" end
   if math.abs(x) == math.huge then return x > 0 and "inf" or "-inf" end
-  return ("%.17g"):format(x)
+  return numbers.format("%.17g", x)
 end
 
 -- Any bytes as UTF-8, and back.
@@ -525,12 +525,13 @@ end
 function trace.summary(run)
   local s, lines = trace.statistics(run), {}
   local visible = show.visible
-  lines[1] = ("trace of %snibble %s on %s: %d observations in %.3f s"):format(
+  lines[1] = numbers.format("trace of %snibble %s on %s: %d observations in %.3f s",
     run.header.title and visible(run.header.title) .. ", " or "", visible(tostring(run.header.nibble)),
     visible(tostring(run.header.device)), #run.list, s.duration)
   local rows = { { "operation", "queued", "captured", "replayed", "MB of its views" } }
   for _, o in ipairs(s.operations) do
-    rows[#rows + 1] = { visible(o.name), tostring(o.eager), tostring(o.nodes), tostring(o.replayed), ("%.2f"):format(o.bytes / 1e6) }
+    rows[#rows + 1] = { visible(o.name), tostring(o.eager), tostring(o.nodes), tostring(o.replayed),
+      numbers.format("%.2f", o.bytes / 1e6) }
   end
   table_text(lines, rows)
   local storages = sorted_by_id(s.storages)
@@ -546,22 +547,24 @@ function trace.summary(run)
     rows = { { "graph", "nodes", "captures", "replays", "ms between replays (median)" } }
     for _, graph in ipairs(graphs) do
       rows[#rows + 1] = { "graph " .. graph.id, tostring(#graph.works), tostring(graph.captures), tostring(graph.replays),
-        #graph.gaps > 0 and ("%.3f"):format(median(graph.gaps) * 1e3) or "-" }
+        #graph.gaps > 0 and numbers.format("%.3f", median(graph.gaps) * 1e3) or "-" }
     end
     table_text(lines, rows)
   end
   if #s.ranges > 0 then
     rows = { { "range", "times", "ms in all" } }
     for _, range in ipairs(s.ranges) do
-      rows[#rows + 1] = { visible(range.name), tostring(range.times), ("%.3f"):format(range.seconds * 1e3) }
+      rows[#rows + 1] = { visible(range.name), tostring(range.times), numbers.format("%.3f", range.seconds * 1e3) }
     end
     table_text(lines, rows)
   end
   local largest = 0
   for _, gap in ipairs(s.gaps) do largest = math.max(largest, gap) end
-  lines[#lines + 1] = ("  between pieces of work: %.3f ms (median), %.3f ms (longest)"):format(median(s.gaps) * 1e3, largest * 1e3)
-  lines[#lines + 1] = ("  memory: %.2f MB at most, in storages that were made meanwhile; host: %.2f MB written, %.2f MB read"):format(
-    s.peak / 1e6, s.host_written / 1e6, s.host_read / 1e6)
+  lines[#lines + 1] = numbers.format("  between pieces of work: %.3f ms (median), %.3f ms (longest)", median(s.gaps) * 1e3,
+    largest * 1e3)
+  lines[#lines + 1] = numbers.format(
+    "  memory: %.2f MB at most, in storages that were made meanwhile; host: %.2f MB written, %.2f MB read", s.peak / 1e6,
+    s.host_written / 1e6, s.host_read / 1e6)
   lines[#lines + 1] = ("  events: %d recorded, %d waited for; %d waits of the host"):format(s.kinds.event_record or 0,
     s.kinds.stream_wait or 0, s.kinds.synchronized or 0)
   return table.concat(lines, "\n")

@@ -61,7 +61,7 @@ end
 
 function executor:differ(line, format, ...)
   if #self.differences < MOST_DIFFERENCES then
-    self.differences[#self.differences + 1] = ("line %d: "):format(line) .. format:format(...)
+    self.differences[#self.differences + 1] = ("line %d: "):format(line) .. numbers.format(format, ...)
   end
 end
 
@@ -235,7 +235,7 @@ function executor:compare_access(line, kernel, wanted, got)
   local what = ("%s: %s"):format(kernel, wanted.parameter or "argument")
   for _, name in ipairs { "parameter", "dtype", "write", "kv_layout" } do
     if wanted[name] ~= got[name] then
-      return self:differ(line, "%s: %s was %s, is %s", what, name, tostring(wanted[name]), tostring(got[name]))
+      return self:differ(line, "%s: %s was %s, is %s", what, name, numbers.text(wanted[name]), numbers.text(got[name]))
     end
   end
   for _, name in ipairs { "shape", "stride" } do
@@ -278,7 +278,7 @@ function executor:compare_work(line, wanted, got)
   for name in pairs(wanted.attributes or {}) do
     local was, is = attribute(wanted, name), got.attributes[name]
     if was ~= is and (was == was or is == is) then
-      self:differ(line, "%s: %s was %s, is %s", wanted.kernel, name, tostring(was), tostring(is))
+      self:differ(line, "%s: %s was %s, is %s", wanted.kernel, name, numbers.text(was), numbers.text(is))
     end
   end
   for i, access in ipairs(wanted.accesses) do self:compare_access(line, wanted.kernel, access, got.accesses[i]) end
