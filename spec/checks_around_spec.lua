@@ -128,6 +128,7 @@ checks.describe({
     {"dtype", "an unknown dtype", option("dtype", "float"), "float"},
     {"theta", "a string", option("theta", "x"), "string"},
     {"theta", "0", option("theta", 0), "0"},
+    {"theta", "a number below 1", option("theta", 0.5), "0.5"},
     {"theta", "a negative number", option("theta", -1), "-1"},
     {"theta", "NaN", option("theta", 0 / 0), "nan"},
     {"theta", "infinity", option("theta", math.huge), "inf"},
