@@ -105,17 +105,23 @@ static bool is_own_module(lua_State *L, const char *source) {
   return loaded;
 }
 
-/* Pushes "FILE:LINE" of the innermost running Lua function that is not in one of nibble's own modules, or nil. */
-static void push_where(lua_State *L) {
+enum { MOST_CALLERS = 4 };
+
+/* Sets `where`, "FILE:LINE" of the innermost running Lua function that is not in one of nibble's own modules, and `callers`, the
+ * places that it was called from, innermost first, with " < " between them. */
+static void set_places(lua_State *L) {
   lua_Debug frame;
-  for (int level = 1; lua_getstack(L, level, &frame); level++) {
+  int count = 0, table = lua_gettop(L);
+  for (int level = 1; count <= MOST_CALLERS && lua_getstack(L, level, &frame); level++) {
     lua_getinfo(L, "Sl", &frame);
-    if (frame.currentline > 0 && !is_own_module(L, frame.source)) {
-      lua_pushfstring(L, "%s:%d", frame.short_src, frame.currentline);
-      return;
-    }
+    if (frame.currentline <= 0 || is_own_module(L, frame.source)) continue;
+    lua_pushfstring(L, "%s%s:%d", count > 1 ? " < " : "", *frame.source == '@' ? frame.source + 1 : frame.short_src,
+                    frame.currentline);
+    if (count++ == 0) lua_setfield(L, table, "where");
   }
-  lua_pushnil(L);
+  if (count < 2) return;
+  lua_concat(L, count - 1);
+  lua_setfield(L, table, "callers");
 }
 
 static void set_number(lua_State *L, const char *name, uint64_t number) {
@@ -179,8 +185,7 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   set_number(L, "unjoined", seen->unjoined);
   set_true(L, "user_kernel", seen->user_kernel);
   set_true(L, "collected", kept->collected);
-  push_where(L);
-  lua_setfield(L, -2, "where");
+  set_places(L);
   if (seen->kind == NIB_OBSERVED_STORAGE_CREATED || seen->kind == NIB_OBSERVED_STORAGE_FREED) {
     lua_pushinteger(L, (lua_Integer)seen->bytes);
     lua_setfield(L, -2, "bytes");

@@ -23,6 +23,8 @@
 --   closed          a replay that reads a tensor which was closed: nothing can give it other values any more
 --   unjoined        a stream that was forked in a capture and not joined back
 --
+-- README.md has a table of what is seen, what is not, and what cannot be known.
+--
 -- Order comes from events, streams and the host's own waits alone. The checker looks at slots, block tables, lengths and positions
 -- at each call and waits for that, so that a script runs more slowly, but never differently in what is reported. Copies pass on
 -- unwritten bytes without a report; kernels of your own count as reading or writing what they are given, whatever is innocent.
@@ -40,6 +42,7 @@ local checker = {}
 ---@class nibble.report_operation
 ---@field name string     "tensor:copy"
 ---@field where? string   "FILE:LINE"; in a graph: of the capture
+---@field callers? string the places that this was called from, innermost first
 ---@field replay? string  "FILE:LINE" of the replay
 
 ---@class nibble.report
@@ -47,46 +50,92 @@ local checker = {}
 ---@field message string   what is wrong, in one line
 ---@field operation nibble.report_operation
 ---@field other? nibble.report_operation  that which it collides with
+---@field hazard? string   of a race: "read after write", "write after read", "write after write"
+---@field storage? {number: integer, bytes?: integer, where?: string}  what it is about, and where that was created
 ---@field text string      message and lines, as it is printed
 
-local reports, active = {}, nil
+local reports, unseen, active = {}, {}, nil
 
 --------------------------------------------------------------------------------------------------------------- reports
 
--- The script's line, outside of nibble's own modules, as observations have it.
+-- The script's line and its callers, outside of nibble's own modules, as observations have them: {where, callers}.
 local function where()
+  local places = {}
   for level = 3, 1000 do
     local info = debug.getinfo(level, "Sl")
-    if not info then return nil end
-    local module = info.source:match(".*[/@]nibble/(.*)%.lua$")
+    if not info or #places == 5 then break end
+    local module = info.currentline > 0 and info.source:match(".*[/@]nibble/(.*)%.lua$")
     if info.currentline > 0 and not (module and package.loaded["nibble." .. module:gsub("/", ".")]) then
-      return ("%s:%d"):format(info.short_src, info.currentline)
+      places[#places + 1] = ("%s:%d"):format(info.source:match("^@(.*)") or info.short_src, info.currentline)
     end
   end
+  return { where = places[1], callers = places[2] and table.concat(places, " < ", 2) or nil }
 end
 
 local function line_of(operation)
   local text = ("  %s: %s"):format(operation.where or "?", operation.name)
-  return operation.replay and ("%s (captured; replayed at %s)"):format(text, operation.replay) or text
+  if operation.replay then text = ("%s (captured; replayed at %s)"):format(text, operation.replay) end
+  local callers = operation.callers
+  if callers and operation.where then -- not a function on the line that calls it
+    while callers and callers:match("^(.-) < ") == operation.where or callers == operation.where do
+      callers = callers:match("^.- < (.*)")
+    end
+  end
+  return callers and ("%s\n    called from %s"):format(text, callers) or text
 end
 
 local function print_report(report)
   io.stderr:write(require("nibble.show").visible(report.text, true), "\n")
 end
 
-local function new_reporter(handler)
+local function verb(item) return item.write and "write" or item.touch and "use" or "read" end
+
+-- The storage that a report is about, as far as it is known, and a line of text about it.
+local function storage_of(storages, item)
+  local id = item and item.view.storage
+  local known = id and storages[id]
+  if not id then return nil end
+  local storage = { number = id, bytes = known and known.bytes, where = known and known.where }
+  local text = storage.bytes and ("storage %d of %d bytes"):format(id, storage.bytes) or ("storage %d"):format(id)
+  if storage.where then text = ("%s, created at %s"):format(text, storage.where) end
+  if known and known.callers and known.callers ~= storage.where then text = ("%s < %s"):format(text, known.callers) end
+  return storage, text
+end
+
+-- `about`: {item, other}, what the operations did where they collide. A report is another one with other lines, callers or
+-- parameters, or when its storage was created elsewhere.
+local function new_reporter(handler, storages)
   local known = {}
-  return function(kind, operation, other, message)
-    local ends = { (operation.where or "?") .. " " .. operation.name, other and (other.where or "?") .. " " .. other.name or "" }
+  return function(kind, operation, other, message, about)
+    about = about or {}
+    local function one_end(x, item)
+      return x and table.concat({ x.where or "?", x.name, x.callers or "", item and item.parameter or "" }, " ") or ""
+    end
+    local ends = { one_end(operation, about.item), one_end(other, about.other) }
     if kind == "race" then table.sort(ends) end -- in a loop each comes before the other
-    local key = table.concat({ kind, ends[1], ends[2] }, "\n")
+    local storage, line = storage_of(storages(), about.item)
+    local key = table.concat({ kind, ends[1], ends[2], storage and storage.where or "" }, "\n")
     if known[key] then return end
     known[key] = true
-    local function public(x) return x and { name = x.name, where = x.where, replay = x.replay } end
-    local report = { kind = kind, message = message, operation = public(operation), other = public(other) }
-    report.text = ("check: %s: %s\n%s%s"):format(kind, message, line_of(operation), other and "\n" .. line_of(other) or "")
+    local function public(x) return x and { name = x.name, where = x.where, callers = x.callers, replay = x.replay } end
+    local report = { kind = kind, message = message, operation = public(operation), other = public(other), storage = storage }
+    if kind == "race" and about.other then report.hazard = verb(about.item) .. " after " .. verb(about.other) end
+    local lines = { ("check: %s: %s"):format(kind, message), line_of(operation) }
+    if other then lines[#lines + 1] = line_of(other) end
+    if line then lines[#lines + 1] = "  " .. (report.hazard and report.hazard .. ", " or "") .. line end
+    report.text = table.concat(lines, "\n")
     reports[#reports + 1] = report
     handler(report)
+  end
+end
+
+-- What was not looked at is said once.
+local function new_noter(aloud)
+  local known = {}
+  return function(text)
+    if known[text] then return end
+    known[text], unseen[#unseen + 1] = true, text
+    if aloud then io.stderr:write("check: not looked at: ", text, "\n") end
   end
 end
 
@@ -99,7 +148,7 @@ function on.work(self, o)
   local contents = {}
   for name, access in pairs(accesses.indices(o) or {}) do contents[name] = nibble.peek(access) end
   local items, facts = accesses.expand(o, contents)
-  self.run({ name = o.operation, where = o.where, point = self.clocks:work(o.stream) }, o, items, facts)
+  self.run({ name = o.operation, where = o.where, callers = o.callers, point = self.clocks:work(o.stream) }, o, items, facts)
 end
 
 -- What an operation does, outside of graphs and in them.
@@ -118,7 +167,8 @@ local function run(self, operation, o, items, facts, ordered, known)
 end
 
 local function host(self, o)
-  local operation, items = { name = o.operation, where = o.where, point = self.clocks:now() }, accesses.expand(o, {})
+  local operation = { name = o.operation, where = o.where, callers = o.callers, point = self.clocks:now() }
+  local items = accesses.expand(o, {})
   self.memory:check_order(operation, items)
   self.memory:check_written(operation, items)
   self.memory:write(operation, items)
@@ -163,7 +213,7 @@ function on.capture_abort(self, o) self.graphs:abort(o) end
 function on.replay(self, o) self.graphs:replay(o, self.clocks:work(o.stream)) end
 function on.graph_released(self, o) self.graphs:released(o) end
 function on.event_released(self, o) self.clocks.events[o.event] = nil end
-function on.storage_created(self, o) self.memory:created(o.storage, o.bytes, o.where) end
+function on.storage_created(self, o) self.memory:created(o.storage, o.bytes, o.where, o.callers) end
 
 function on.storage_freed(self, o)
   self.memory:freed(o.storage)
@@ -171,7 +221,7 @@ function on.storage_freed(self, o)
 end
 
 function on.tensor_released(self, o)
-  if o.handles == 0 and not o.collected then self.graphs:closed(o.storage, o.where) end
+  if o.handles == 0 and not o.collected then self.graphs:closed(o.storage, o.where, o.callers) end
 end
 
 ---------------------------------------------------------------------------------------------------------- on and off
@@ -182,10 +232,10 @@ local function stop()
 end
 
 local function start(handler)
-  local report = new_reporter(handler)
   local self = { clocks = clocks.new(), devices = {} }
-  reports, active = {}, self
-  self.memory = memory.new(self.clocks, report)
+  local report = new_reporter(handler, function() return self.memory.storages end)
+  reports, unseen, active = {}, {}, self
+  self.memory = memory.new(self.clocks, report, new_noter(handler == print_report))
   self.owners = owners.new(self.memory, report, where)
   self.run = function(...) run(self, ...) end
   self.graphs = graphs.new(self.memory, report, nibble.peek, self.run, function(items)
@@ -213,9 +263,11 @@ function checker.check(what)
 end
 
 --- nibble.check_reports: what was found since checked mode was turned on last, in order.
+--- And what was not looked at.
 ---@return nibble.report[]
+---@return string[]
 function checker.reports()
-  return table.move(reports, 1, #reports, 1, {})
+  return table.move(reports, 1, #reports, 1, {}), table.move(unseen, 1, #unseen, 1, {})
 end
 
 --- What `nibble --check` does first: an exit status of 0 becomes 1 when there are reports, also by os.exit. Returns a function

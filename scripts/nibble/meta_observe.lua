@@ -33,6 +33,7 @@ local nibble = {}
 ---@field time number            seconds of a clock that only goes forward: when it was queued or done
 ---@field begin number           of work, records, waits, reads, writes and replays: when the function that did it began to
 ---@field where? string          "FILE:LINE" of the script, outside of nibble's own modules
+---@field callers? string        the places that it was called from, innermost first: "FILE:LINE < FILE:LINE", at most four
 ---@field stream? integer        numbers, unique among their kind, as tostring(stream) shows it
 ---@field event? integer
 ---@field graph? integer
@@ -81,6 +82,7 @@ function nibble.explain(cache, opts) end
 ---@class nibble.report_operation
 ---@field name string     "tensor:copy"
 ---@field where? string   "FILE:LINE"; of what a graph does: of the capture
+---@field callers? string the places that this was called from, innermost first: "FILE:LINE < FILE:LINE", at most four
 ---@field replay? string  "FILE:LINE" of the replay
 
 ---@alias nibble.report_kind
@@ -92,7 +94,9 @@ function nibble.explain(cache, opts) end
 ---@field message string   what is wrong, in one line
 ---@field operation nibble.report_operation
 ---@field other? nibble.report_operation  that which it collides with
----@field text string      "check: KIND: MESSAGE" and a line for each of both, as it is printed
+---@field hazard? string   of a race: "read after write", "write after read", "write after write"; "use": a kernel of the user's
+---@field storage? {number: integer, bytes?: integer, where?: string}  what it is about, and where that was created
+---@field text string      "check: KIND: MESSAGE" and lines for these, as it is printed
 
 --- Checked mode: reports, once each, accesses of two streams (or of the host, or of nodes of a graph) that nothing orders, reads of
 --- bytes that nothing wrote, slots that are twice in a call, pages that are not the request's own (`pages.watch`), replays that
@@ -102,8 +106,10 @@ function nibble.explain(cache, opts) end
 ---@param mode boolean|fun(report: nibble.report)
 function nibble.check(mode) end
 
---- What was found since checked mode was turned on last.
+--- What was found since checked mode was turned on last, and what was not looked at (a line for each kind of thing; with true as
+--- the mode it goes to standard error, too).
 ---@return nibble.report[]
+---@return string[] unseen
 function nibble.check_reports() end
 
 return nibble

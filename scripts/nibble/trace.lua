@@ -162,6 +162,7 @@ end
 function recorder:line(o)
   local copy = {}
   for key, value in pairs(o) do copy[key] = value end
+  copy.callers = nil -- as long as the rest of the line
   copy.time, copy.begin = self:clock(o)
   if copy.begin == copy.time then copy.begin = nil end
   copy.indices = self:graph_indices(o)

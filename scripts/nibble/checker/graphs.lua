@@ -140,6 +140,10 @@ function graphs:finish(o)
   for k, node in ipairs(graph.nodes) do
     local indices = accesses.indices(node)
     local expanded = { indices = indices }
+    if indices and not contents_are_known(graph, k, indices) then
+      self.memory.note(("what %s (%s) does in a graph that writes its index tensors twice, or after their use"):format(
+        node.operation, node.where or "?"))
+    end
     graph.expanded[k] = expanded
     if indices then
       expanded.known, expanded.geometry, expanded.keys = contents_are_known(graph, k, indices), geometry_of(node), {}
@@ -159,16 +163,16 @@ function graphs:released(o)
 end
 
 --- The last tensor of a storage was closed by hand: whoever replays cannot give the graph other values any more.
-function graphs:closed(storage, where)
+function graphs:closed(storage, where, callers)
   for _, graph in pairs(self.graphs) do
     if graph.inputs[storage] and not graph.closed[storage] then
-      graph.closed[storage], graph.any_closed = { where = where }, true
+      graph.closed[storage], graph.any_closed = { where = where, callers = callers }, true
     end
   end
 end
 
 local function operation_of(node, replay)
-  return { name = node.operation, where = node.where, replay = replay }
+  return { name = node.operation, where = node.where, callers = node.callers, replay = replay }
 end
 
 -- Races inside a graph, as far as it is known what its nodes read and write. As outside of graphs, a race that was reported counts
@@ -283,7 +287,8 @@ function graphs:replay(o, point)
     local input = graph.inputs[storage]
     if not closed.reported then
       closed.reported = true
-      self.report("closed", { name = o.operation, where = o.where }, { name = "tensor:close", where = closed.where },
+      self.report("closed", { name = o.operation, where = o.where, callers = o.callers },
+        { name = "tensor:close", where = closed.where, callers = closed.callers },
         ("%s reads %s (%s), the last tensor of which was closed: it sees the old values for ever"):format(o.operation,
           input.parameter or "an argument", input.node.operation))
     end

@@ -31,10 +31,10 @@ function memory:storage(id)
   return storage
 end
 
-function memory:created(id, bytes, where)
+function memory:created(id, bytes, where, callers)
   -- written: a set of bytes; nil: all. fresh: the same, but emptied of a page when a pool's page changes hands; nil: no pool.
   self.storages[id] = { logs = {}, writers = {}, views = { count = 0 }, bytes = bytes, written = bytes > 0 and {} or nil,
-    where = where, version = self:tick() }
+    where = where, callers = callers, version = self:tick() }
 end
 
 --- A time of its own: later is more.
@@ -136,7 +136,7 @@ local function hit_at(self, entry, byte)
     local list = self:spans(part.item)
     if list and spans.overlap(list, { byte, byte + 1 }) then
       return { item = part.item, byte = byte, order = operation.order + part.k, operation = { name = part.node.operation,
-        where = part.node.where, stack = part.node.stack, replay = operation.replay, point = operation.point } }
+        where = part.node.where, callers = part.node.callers, replay = operation.replay, point = operation.point } }
     end
   end
   return { item = entry.item, byte = byte, order = operation.order, operation = operation }
@@ -457,8 +457,9 @@ function memory:check_written(operation, items, skip, page_owner)
         local passed = not owner and self:passed_by(storage, byte)
         local why = owner and "which nothing has written since the page was handed out"
           or passed and ("where %s put what nothing has written"):format(passed.name) or "which nothing has written"
-        self.report("unwritten", operation, owner or passed or storage.where and { name = "the storage", where = storage.where },
-          ("%s reads %s, %s"):format(operation.name, memory.place(item, byte), why))
+        self.report("unwritten", operation, owner or passed or storage.where
+          and { name = "the storage", where = storage.where, callers = storage.callers },
+          ("%s reads %s, %s"):format(operation.name, memory.place(item, byte), why), { item = item })
         return
       end
     end

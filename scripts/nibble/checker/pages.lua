@@ -13,7 +13,7 @@ owners.__index = owners
 
 local WEAK = { __mode = "k" }
 
---- `where()` is the script's place.
+--- `where()` is the script's place: {where, callers}.
 function owners.new(memory, report, where)
   return setmetatable({ memory = memory, report = report, where = where, count = 0,
     pools = {},                        -- storage -> set of allocators
@@ -286,7 +286,8 @@ function owners:allocation(allocator, page, entry)
   for request in pairs(book.holders[page] or {}) do
     if book.holding[page] == 1 then name = ("%s, for request %d"):format(name, know(book, request).number) end
   end
-  return { name = name, where = entry and select(2, handed_at(book, page, entry)) or book.taken[page] }
+  local place = entry and select(2, handed_at(book, page, entry)) or book.taken[page] or {}
+  return { name = name, where = place.where, callers = place.callers }
 end
 
 local function name_of(book, request)
@@ -383,7 +384,7 @@ function owners:check(operation, items, facts)
         told[number] = kind
       end
     end
-    self.report(kind, operation, other, text:format(...), { view = views[allocators[1]] })
+    self.report(kind, operation, other, text:format(...), { item = { view = views[allocators[1]] } })
   end
 
   -- `page` is the operation's, `own` the same one as its allocator calls it.
@@ -404,8 +405,9 @@ function owners:check(operation, items, facts)
     for _, other in ipairs(allocators) do held = held or references(other, page) > 0 end
     if not held then
       local freed = book.freed[own]
-      flag(page, "freed page", freed and { name = "the allocator", where = freed }, "%s %s page %d (%s %s), which %s", name, doing,
-        page, parameter, index, freed and "was given back" or "the allocator has not handed out")
+      flag(page, "freed page", freed and { name = "the allocator", where = freed.where, callers = freed.callers },
+        "%s %s page %d (%s %s), which %s", name, doing, page, parameter, index,
+        freed and "was given back" or "the allocator has not handed out")
     elseif holding > count then
       flag(page, "owned twice", self:allocation(allocator, own), "%s %s page %d (%s %s), which %d requests have without sharing it",
         name, doing, page, parameter, index, holding)
