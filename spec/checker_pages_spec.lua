@@ -126,6 +126,27 @@ put(P, {slots[1], -1, slots[3]}) --break
 get(P, {{0, 1}}, {8}) --1]])
   end)
 
+  it("that a page which is swapped out and in has no more tokens than before", function()
+    fault("unwritten", "page 3, entry 2, which nothing has written since the page was handed out", POOL .. [[
+local r = A:allocate(8)
+put(P, A:slots(r, 0, 6)) --break
+--fix put(P, A:slots(r))
+local saved = {}
+for i = 1, 2 do
+  saved[i], saved[i + 2] = P.paged_kv_cache[i]:narrow(1, 1, 2):clone(), P.kv_cache_sf[i]:narrow(1, 1, 2):clone()
+end
+A:free(r)
+local other = A:allocate(8)
+put(P, A:slots(other))
+r = A:allocate(8) --2
+for i = 1, 2 do
+  P.paged_kv_cache[i]:narrow(1, 3, 2):copy(saved[i])
+  P.kv_cache_sf[i]:narrow(1, 3, 2):copy(saved[i + 2])
+end
+get(P, {{2, 3}}, {6})
+get(P, {{2, 3}}, {8}) --1]])
+  end)
+
   it("in both planes of a split table", function()
     fault("foreign row", "materialize.* reads row 0 of block_tables %(pages 2, 1%)", POOL .. [[
 local p = A:allocate(8) --2

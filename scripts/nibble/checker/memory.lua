@@ -471,6 +471,8 @@ local function pass_on(self, from, to, chunks)
   local source, target = self:storage(from.view.storage), self:storage(to.view.storage)
   target.version = self:tick()
   if not target.written and target.bytes then target.written = { 0, target.bytes } end
+  -- out of a pool and into it again: what its owner has not written stays so on the way
+  if source.fresh and not target.fresh and target.bytes then target.fresh = { 0, target.bytes } end
   for _, field in ipairs { "written", "fresh" } do
     local set = field == "fresh" and (source.fresh or source.written) or source.written
     if target[field] then
@@ -575,9 +577,9 @@ end
 function memory:write(operation, items, passing)
   if passing then
     local from, to = self:storage(passing.from.view.storage), self:storage(passing.to.view.storage)
-    local list = (from.written or (to.fresh and from.fresh)) and self:spans(passing.from)
-    if list and ((from.written and spans.missing(from.written, list))
-        or (to.fresh and from.fresh and spans.missing(from.fresh, list))) then
+    local carries = from.fresh and (to.fresh or not passing.swizzle)
+    local list = (from.written or carries) and self:spans(passing.from)
+    if list and ((from.written and spans.missing(from.written, list)) or (carries and spans.missing(from.fresh, list))) then
       local chunks
       if passing.swizzle then
         chunks = swizzle_chunks(passing.from.view, passing.to.view, passing.inverse)
