@@ -335,7 +335,7 @@ put(pool, slots) --1 --break]])
       fault("freed page", "given back", POOL .. [[
 local request = allocator:allocate(8)
 put(pool, allocator:slots(request))
-local sf = pool.kv_cache_sf[2]:clone()
+local sf = nibble.quantization.swizzle_v_scales(pool.kv_cache_sf[2], "HND")
 allocator:rewind(request, 4) --2
 local function mat(n)
   local k, v = table.unpack(pool.paged_kv_cache)

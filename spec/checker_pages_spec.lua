@@ -239,6 +239,43 @@ end)]])
   end)
 end)
 
+describe("checked mode knows scales #quick", function()
+  after_each(function() nibble.check(false) end)
+
+  it("of K and of V", function()
+    fault("wrong scales", "dequantize.* reads the scales of page 0 of kv_cache_sf %(K%), those of V, with data of K", [[
+local P = new_pool("NHD")
+put(P, {0, 1, 2, 3}) --2
+local k, v = table.unpack(P.kv_cache_sf)
+get({paged_kv_cache = P.paged_kv_cache, kv_cache_sf = {k, v}, kv_layout = "NHD"}, {{0}}, {4})
+get({paged_kv_cache = P.paged_kv_cache, kv_cache_sf = {v, k}, kv_layout = "NHD"}, {{0}}, {4}) --1 --break
+get({paged_kv_cache = {P.paged_kv_cache[2], P.paged_kv_cache[1]}, kv_cache_sf = {v, k}, kv_layout = "NHD"}, {{0}}, {4})
+local other = {paged_kv_cache = {}, kv_cache_sf = {}, kv_layout = "NHD"}
+for i = 1, 2 do other.paged_kv_cache[i], other.kv_cache_sf[i] = P.paged_kv_cache[i]:clone(), P.kv_cache_sf[i]:clone() end
+get(other, {{0}}, {4})]])
+  end)
+
+  it("in their order", function()
+    local program = [[
+local P = new_pool("HND")
+put(P, {0, 1, 2, 3}) %s
+local k, v = table.unpack(P.paged_kv_cache)
+local sf = nibble.quantization.swizzle_v_scales(P.kv_cache_sf[2], "HND") %s
+local function mat(v_sf)
+  nibble.quantization.nvfp4_kv_materialize_fp8(k, v, P.kv_cache_sf[1], v_sf, i32 {{0, 1}}, i32 {4}, 8) %s
+end
+mat(sf)
+%s
+get(P, {{0}}, {4})]]
+    fault("wrong scales", "materialize.* reads the scales of page 0 of v_block_scales, which are linear, as interleaved ones",
+      program:format("--2", "", "--1", "mat(P.kv_cache_sf[2]) --break"))
+    fault("wrong scales", "dequantize.* reads the scales of page 0 of kv_cache_sf %(V%), which are interleaved, as linear ones",
+      program:format("", "--2", "", "get({paged_kv_cache = {k, v}, kv_cache_sf = {P.kv_cache_sf[1], sf}, kv_layout = 'HND'}, "
+        .. "{{0}}, {4}) --1 --break"))
+    clean(program:format("", "", "", "mat(nibble.quantization.swizzle_v_scales(P.kv_cache_sf[2]:clone(), 'HND'))"))
+  end)
+end)
+
 describe("pages.watch #quick", function()
   after_each(function() nibble.check(false) end)
 

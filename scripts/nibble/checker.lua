@@ -20,6 +20,7 @@
 --   foreign row     a row of a table that no live request has          |
 --   beyond length   a token that the request has not (any more)        |
 --   missing page    -1, or no page of the cache, inside a length      /
+--   wrong scales    scales of K with data of V, or linear ones where interleaved ones are read, or the other way round
 --   closed          a replay that reads a tensor which was closed: nothing can give it other values any more
 --   unjoined        a stream that was forked in a capture and not joined back
 --
@@ -158,10 +159,12 @@ local function run(self, operation, o, items, facts, ordered, known)
     self.owners:check_slots(operation, facts)
     flagged = self.owners:check(operation, items, facts)
   end
+  self.memory:check_scales(operation, o, items, flagged)
   if passing then passing.from.passes_on = true end
   if not ordered then self.memory:check_order(operation, items) end
   self.memory:check_written(operation, items, flagged, function(item, byte) return self.owners:owner(item, byte) end)
   self.memory:write(operation, items, passing)
+  self.memory:tag(operation, o, items, passing)
   if passing then self.owners:copied(passing.from.view, passing.to.view) end
   if not known then self.memory:remember(operation, items) end
 end
@@ -172,6 +175,7 @@ local function host(self, o)
   self.memory:check_order(operation, items)
   self.memory:check_written(operation, items)
   self.memory:write(operation, items)
+  self.memory:tag(operation, o, items)
 end
 
 on.host_read, on.host_write = host, host

@@ -87,7 +87,7 @@ function nibble.explain(cache, opts) end
 
 ---@alias nibble.report_kind
 ---| "race"|"unwritten"|"duplicate slot"|"owned twice"|"freed page"|"reserved page"|"shared page"|"foreign entry"|"foreign row"
----| "beyond length"|"missing page"|"closed"|"unjoined"
+---| "beyond length"|"missing page"|"wrong scales"|"closed"|"unjoined"
 
 ---@class nibble.report
 ---@field kind nibble.report_kind

@@ -540,6 +540,90 @@ local function copy_chunks(from, to)
   return chunks
 end
 
+------------------------------------------------------------------------------------------------- whose scales, in which order
+
+-- Data and scales of a cache by parameter: {data, scales, role when they are written, whether the kernel reads them interleaved}.
+local PAIRS = {
+  append = { { "paged_kv_cache (K)", "kv_cache_sf (K)", "K" }, { "paged_kv_cache (V)", "kv_cache_sf (V)", "V" } },
+  dequantize = { { "paged_kv_cache (K)", "kv_cache_sf (K)" }, { "paged_kv_cache (V)", "kv_cache_sf (V)" } },
+  materialize = { { "k_cache", "k_block_scales" }, { "v_cache", "v_block_scales", interleaved = true } },
+}
+
+local function base_of(view, page) return view.offset + page * view.stride[1] * spans.item_bytes[view.dtype] end
+
+local function items_of(items, pair)
+  local found = {}
+  for _, item in ipairs(items) do
+    if item.pieces then found[item.parameter] = item end
+  end
+  return found[pair[1]], found[pair[2]]
+end
+
+--- Scales that were written for other data, or in another order, than they are read with. `skip[page]`: something worse was
+--- reported.
+function memory:check_scales(operation, observation, items, skip)
+  for _, pair in ipairs(observation.kernel ~= "append" and not observation.user_kernel and PAIRS[observation.kernel] or {}) do
+    local data, scales = items_of(items, pair)
+    local mine = data and scales and self:storage(scales.view.storage).tags
+    local theirs = mine and self:storage(data.view.storage).tags or {}
+    for _, piece in ipairs(mine and scales.pieces or {}) do
+      local tag, other = mine[base_of(scales.view, piece[1])], theirs[base_of(data.view, piece[1])]
+      local wrong
+      if tag and other and tag.role ~= other.role then
+        wrong = ("those of %s, with data of %s"):format(tag.role, other.role)
+      elseif tag and tag.interleaved ~= (pair.interleaved or false) then
+        wrong = tag.interleaved and "which are interleaved, as linear ones" or "which are linear, as interleaved ones"
+      end
+      if wrong and not (skip and skip[piece[1]]) then
+        self.report("wrong scales", operation, tag.operation, ("%s reads the scales of page %d of %s, %s"):format(operation.name,
+          piece[1], scales.parameter, wrong), { item = scales })
+        return
+      end
+    end
+  end
+end
+
+--- Notes what an operation makes of scales; what is written otherwise is not known to be any.
+function memory:tag(operation, observation, items, passing)
+  if observation.kernel == "append" and not observation.user_kernel then
+    for _, pair in ipairs(PAIRS.append) do
+      for _, item in ipairs({ items_of(items, pair) }) do
+        local storage = self:storage(item.view.storage)
+        storage.tags = storage.tags or {}
+        local tag = { role = pair[3], interleaved = false, operation = operation }
+        for _, piece in ipairs(item.pieces) do storage.tags[base_of(item.view, piece[1])] = tag end
+      end
+    end
+    return
+  end
+  if not passing then
+    for _, item in ipairs(items) do
+      if item.write or item.touch then self:storage(item.view.storage).tags = nil end
+    end
+    return
+  end
+  local from, to = passing.from.view, passing.to.view
+  local source, target = self:storage(from.storage), self:storage(to.storage)
+  if not source.tags then
+    target.tags = nil
+  elseif #from.shape == 4 and #to.shape == 4 then -- whole pages
+    local stride, other = from.stride[1] * spans.item_bytes[from.dtype], to.stride[1] * spans.item_bytes[to.dtype]
+    local moved = {}
+    for base, tag in pairs(source.tags) do
+      local page = (base - from.offset) // stride
+      if (base - from.offset) % stride == 0 and page >= 0 and page < from.shape[1] then
+        moved[to.offset + page * other] = passing.swizzle and { role = tag.role, interleaved = not passing.inverse,
+          operation = operation } or tag
+      end
+    end
+    target.tags = target.tags or {}
+    for base, tag in pairs(moved) do target.tags[base] = tag end
+  elseif source.tags[from.offset] then -- of one page
+    target.tags = target.tags or {}
+    target.tags[to.offset] = source.tags[from.offset]
+  end
+end
+
 -- V scales in another order: byte by byte inside 4 tokens of a page and head.
 local function swizzle_chunks(from, to, inverse)
   local token = from.kv_layout == "HND" and 3 or 2
