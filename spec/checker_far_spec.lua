@@ -77,6 +77,33 @@ end]]
     assert.matches("^what page.nvfp4.* %(.*checker_far_spec.lua:%d+%) does in a graph that writes its index tensors", unseen[1])
   end)
 
+  it("takes work for a graph that is linear in its nodes", function()
+    -- Work is counted: hundreds of instructions of the virtual machine.
+    local function work(nodes)
+      local x, y, s = nibble.zeros(4), nibble.zeros(4), nibble.stream()
+      nibble.check(function(report) error(report.text) end)
+      s:wait(nibble.current_stream():record())
+      local counted = 0
+      debug.sethook(function() counted = counted + 1 end, "", 100)
+      local graph = s:capture(function()
+        for _ = 1, nodes // 2 do
+          x:copy(y)
+          y:copy(x)
+        end
+      end)
+      local before = counted
+      for _ = 1, 4 do s:scope(graph.replay, graph) end
+      debug.sethook()
+      nibble.check(false)
+      s:synchronize()
+      return before, counted - before
+    end
+    local capture, replay = work(50)
+    local captures, replays = work(400)
+    assert.is_true(captures <= 16 * capture, ("capture: %d for 50 nodes, %d for 400"):format(capture, captures))
+    assert.is_true(replays <= 16 * replay, ("replays: %d for 50 nodes, %d for 400"):format(replay, replays))
+  end)
+
   it("sees races of views with more pieces than anyone lists", function()
     fault("race", "writes tensor float32 {2} from byte 4 while tensor:fill", [[
 local x = nibble.zeros(100000, 2)

@@ -243,6 +243,7 @@ local function start(handler)
   self.owners = owners.new(self.memory, report, where)
   self.run = function(...) run(self, ...) end
   self.graphs = graphs.new(self.memory, report, nibble.peek, self.run, function(items)
+    if not next(self.owners.meant) then return end
     local passing = memory.find_passing({ kernel = "copy", attributes = {} }, items)
     self.owners:copied(passing.from.view, passing.to.view)
   end)
