@@ -33,18 +33,18 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
  * host. The script's environment has Lua's functions without io, os, debug, package, require, and the module without what
  * reads and writes files (load, list, save), brings code (compile, module) or looks at others' work (observe, peek, check,
  * explain). A call ends at its deadline, whatever the script does, also inside pcall, coroutines and Lua's
- * own functions; one instruction alone is not interrupted, so that a call may be late: by 2 ms, and by 1 ms for each 64 KiB
- * that one instruction touches (two strings that are compared or joined, a part of a table, all of Lua's memory where it is collected
- * because it has run out); by n * n nanoseconds, about, where n integer keys of a table all collide (at most lua_memory / 256 of them:
- * 0.3 s at 4 MiB). While there are strings of more than 512 bytes, the longer the more, the clock is looked at more often, which
- * makes scripts slower. Where that is too long, call from a thread of yours and go on without it: nib_sandbox_cancel.
+ * own functions. One instruction of Lua is not interrupted, so a call may end late: by 2 ms, plus 1 ms for each 64 KiB that one
+ * instruction touches (two strings that are compared or joined, part of a table, all of Lua's memory in the collection that comes
+ * when it has run out). One case is slower: if n integer keys of a table all collide, n * n nanoseconds, with n up to
+ * lua_memory / 256 (0.3 s at 4 MiB). Strings of more than 512 bytes make a script slower, since the clock is read more often while
+ * they live. Where that is too late, call from a thread of your own and go on without it: nib_sandbox_cancel.
  *
  * Other than in Lua: no metatable has __gc, __close or __mode, and metamethods count as they are when setmetatable is called;
  * xpcall calls its handler after the stack is gone; tostring shows no addresses; `load` takes text alone; collectgarbage
  * only counts; functions that are put into `string` are no methods of strings; strings are not coerced in arithmetic.
  *
- * A sandbox is used by one thread at a time, which has the "C" locale in a call, also in the host's functions that are called from
- * there. All functions are protected: a script's error is a status. */
+ * A sandbox is used by one thread at a time. During a call that thread is in the "C" locale, also in functions of the host that the
+ * script calls. All functions are protected: a script's error is a status. */
 
 typedef struct nib_sandbox nib_sandbox;
 
@@ -57,11 +57,11 @@ typedef struct nib_sandbox_config {
   size_t lua_memory;      /* bytes; 0: 4 MiB. No string and no part of a table may take more than a quarter. */
   uint64_t device_memory; /* bytes of tensors on a device, and elements of a view; 0: 64 MiB */
   int32_t tensors;        /* alive at a time, views too; also of graphs and events; 0: 10,000 */
-  int32_t streams;        /* at a time, each a thread or more; also those that are closed until their work is done; 0: 8 */
+  int32_t streams;        /* at a time, each a thread or more; a closed one counts until its work is done; 0: 8 */
   int64_t instructions;   /* of Lua's machine, about, in a call; 0: no limit */
   void (*print)(void *user, const char *text, size_t length); /* a line of print's, without its end; NULL: none */
   void *user;
-  /* Bytes of operands of the work that a device has and has not done, as in nib_config: what would be more waits until the call's
+  /* How many bytes of operands the unfinished work of a device may have, as in nib_config: work above that waits, until the call's
    * deadline. 0: 256 MiB */
   uint64_t queued_bytes;
 } nib_sandbox_config;
@@ -73,9 +73,9 @@ NIB_API nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, si
 static inline nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out) {
   return nib_sandbox_create_sized(config, sizeof *config, sizeof(nib_config), out);
 }
-/* Waits on the CPU for the next piece of a kernel that is running (some 256 KiB of its operands, or one page, row or token of
- * them where that is more), on a GPU for what is queued (queued_bytes at most), and for functions of nib_stream_call; the rest is
- * dropped. The host releases its tensors of the script's runtime, and exports of them, before. NULL is allowed. */
+/* Drops queued work. It waits for the piece that a running kernel of the CPU is at (about 256 KiB of operands, or one page, row or
+ * token if that is more), for what a GPU has queued (queued_bytes at most), and for functions of nib_stream_call. The host first
+ * releases its tensors of the script's runtime, and exports of them. NULL is allowed. */
 NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
 
 /* All calls below take at most `budget_us` microseconds (NIB_UNLIMITED: no limit; 0 or less: EXPIRED, and nothing has run), and
@@ -83,18 +83,18 @@ NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
  *   SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up (also when it came to its end
  *   after that) or it was cancelled, MEMORY when Lua's memory was, FORKED in a child process after fork. nib_sandbox_error has the
  *   message, valid until the next call.
- * Work that a call has queued goes on after it, queued_bytes at most; EXPIRED drops it (nib_drop_work): tensors that it was to
- * write count as never written, the message says how many there are, and `state` keeps them. */
+ * Work that a call has queued goes on after it, queued_bytes at most. EXPIRED drops it (nib_drop_work): the tensors that it was to
+ * write count as never written, and the message says how many they are. `state` stays. */
 NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
 
 /* Compiles and runs a script (text) in a fresh environment, then its function `on_load(reloaded)` if it has one, and makes it
  * the sandbox's script. When anything fails, the one before goes on, with what it had. The table `state` is the same for all
  * scripts of the sandbox, one after the other: tensors, streams and graphs in it outlive their code. `name` is for messages.
  *
- * A new version starts with all that the limits allow, beside what the old one still has (so that for a while there may be twice
- * as much). Then the old one goes. If `state` is more than the limits leave beside the new version, it is dropped: the new version
- * is loaded once more, as the first one, with an empty `state`, and nib_sandbox_error says so (OK has no message otherwise). With
- * keep_state it never is: the limits hold for both versions together, and one that does not fit is MEMORY or SCRIPT. */
+ * A new version has the full limits for itself while the old one is still there, so for a while there may be twice as much. Then the
+ * old version goes. If the limits then do not hold both `state` and the new version, `state` is dropped: the new version is loaded
+ * again, as a first one, with an empty `state`, and nib_sandbox_error says so (otherwise OK has no message). With keep_state the
+ * limits hold for both versions together: `state` is never dropped, and a version that does not fit is MEMORY or SCRIPT. */
 NIB_API nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us);
 
 /* What goes into a call and out of it. Both functions may raise Lua errors, which end the call like the script's own. */
@@ -113,8 +113,8 @@ static inline nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *func
 }
 
 /* Runs a function of the host's in the sandbox's state: index 1 is the table of what every script's environment starts from, to
- * which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the script's hands. `state` may
- * have a metatable of the script's: lua_rawset and lua_rawget call none of its functions, others do, within the budget. */
+ * which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the script's hands. The script
+ * may have given `state` a metatable: lua_rawset and lua_rawget call nothing of it, other accesses do, within the budget. */
 NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user,
                                       int64_t budget_us);
 

@@ -15,34 +15,35 @@
  *
  * Errors. Functions that can fail return a nib_status; nib_error() then has the message, `operation: parameter: expected X, got Y`
  * where an argument is to blame. A function that fails has changed nothing, unless its comment says what it leaves; host memory
- * that it would have filled may be written in part. Operations are named as in Lua. What goes wrong in
- * queued work is reported once, by the next wait: FAULT for contents that an operation refused, by any wait on the device; STREAM
- * for a function of nib_stream_call, by a wait on its stream, on one of its events, on a tensor or on the device.
+ * that it would have filled may be written in part. Operations are named as in Lua. What goes wrong in queued work is reported
+ * once, by the next wait: FAULT for contents that an operation refused, by any wait on the device; STREAM for a function of
+ * nib_stream_call, by a wait on its stream, on one of its events, on a tensor or on the device.
  *
  * Floats. Results and messages are the same whatever the caller's rounding mode is, whether its thread flushes subnormals, and
  * what its locale is.
  *
  * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a `timeout_us` parameter wait, and
- * NIB_TIMEOUT (no error) says that the work is not done yet. Others wait only where they say so (with two devices: nib_tensor_copy,
- * nib_stream_wait, nib_graph_replay), and in two cases: a stream of the CPU whose queue is full (256 pieces of work) makes the next
- * one wait for room, and a tensor for which there is no memory waits for queued work that holds some (nib_config's
- * queued_bytes adds one). So a function given to nib_stream_call must not depend on what the thread that uses the runtime does next. nib_set_deadline bounds all waits.
- * nib_*_synchronize, nib_tensor_wait, all that reads elements, and what says so are refused (CAPTURING) while the device captures.
- * A time says how many microseconds are left: NIB_UNLIMITED is no limit; 0 and less, as a frame's rest may be, is no time: such a
- * timeout does not wait, such a deadline has passed.
+ * NIB_TIMEOUT (no error) says that the work is not done yet. Other functions wait only where they say so (with two devices:
+ * nib_tensor_copy, nib_stream_wait, nib_graph_replay) and in three cases. A stream of the CPU whose queue is full (256 pieces of
+ * work) waits for room. An allocation without memory waits for queued work that holds some. And with queued_bytes of nib_config,
+ * work above that limit waits until enough is done. So a function given to nib_stream_call must not depend on what the thread that
+ * uses the runtime does next. nib_set_deadline bounds all waits. While a device captures, nib_*_synchronize, nib_tensor_wait, all
+ * that reads elements, and what says so are refused (CAPTURING).
+ * Timeouts and budgets are the microseconds that are left. NIB_UNLIMITED is no limit. 0 and negative numbers are no time: such a
+ * timeout does not wait, and such a deadline has passed. So the rest of a frame can be passed as it is.
  *
- * The binary interface. A program runs with any later library of its NIB_ABI_VERSION (the number behind libnibble.so) without being
- * built again, and with an earlier one as long as it uses nothing new. While that number stays:
- * - functions, their parameters, and the names and numbers in enums stay. Functions are added, and numbers: take a status, a dtype
- *   or a kind of observation that you do not know for one of its kind.
- * - configs, descriptors and structs that are filled in (all whose function has a twin *_sized) grow at their end. The inline
- *   function here passes the size that they have for you; fields that you do not know are 0, which means as before, and a library
- *   that does not know a field takes it when it is 0 and is INVALID otherwise. So zero-initialise them. Other languages call *_sized,
- *   which is what the library exports.
- * - structs that are handed out as const pointers (nib_device_info, nib_safetensors_entry, nib_observation) grow at their end: do
- *   not copy them by size into what others have built, nor make arrays of them.
- * - structs that stand in others or in arrays (nib_number, nib_cache, nib_scale_source, nib_argument, nib_access, nib_attribute)
- *   stay as they are, and so does NIB_MAX_NDIM.
+ * The binary interface. A program runs, without being rebuilt, with every later library of the same NIB_ABI_VERSION (the number in
+ * libnibble.so.N), and with an earlier one if it uses nothing new. While that number stays:
+ * - Functions and their parameters stay, and so do the names and values of enums. New functions and new values come: be ready for a
+ *   status, a dtype or a kind of observation that you do not know.
+ * - Configs, descriptors and results (each struct whose function has a *_sized form) grow at their end. The inline function in
+ *   this header passes the size that the struct had when you compiled. Zero-initialise the struct: a field that your header does
+ *   not have is 0, which means "as before". A library that does not have a field accepts 0 there and refuses the rest (INVALID).
+ *   The library exports the *_sized forms; other languages call these.
+ * - Structs behind const pointers (nib_device_info, nib_safetensors_entry, nib_observation) grow at their end: do not make arrays
+ *   of them, and do not rely on their size.
+ * - Structs inside others or in arrays (nib_number, nib_cache, nib_scale_source, nib_argument, nib_access, nib_attribute) and
+ *   NIB_MAX_NDIM never change.
  *
  * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name says bytes. */
 #ifndef NIBBLE_H
@@ -56,7 +57,7 @@
 extern "C" {
 #endif
 
-#if defined(__GNUC__) && !defined(NIB_HIDDEN) /* of the static libraries: what links them shows none of their names to others */
+#if defined(__GNUC__) && !defined(NIB_HIDDEN) /* NIB_HIDDEN: in the static libraries, so that what links them exports no nib_ name */
 #define NIB_API __attribute__((visibility("default")))
 #else
 #define NIB_API
@@ -132,12 +133,12 @@ typedef struct nib_config {
   uint64_t memory_cap; /* largest number of bytes of tensors on one device; 0: no limit */
   int32_t threads;     /* threads that a CPU kernel is spread over; 0: one per processor */
   int32_t index_base;  /* what dimensions and indices in error messages count from: 0 (C) or 1 (Lua) */
-  /* Largest number of bytes of operands of the work that a device has been given and has not done: views count as if they were
-   * copied out, a replay counts its graph's nodes. What would be more waits for room, until the deadline. A piece of work that
-   * alone is more waits until the CPU has nothing else to do; on a GPU it is INVALID. 0: no limit. */
+  /* How many bytes of operands the unfinished work of a device may have. A view counts as its elements, a replay as all nodes of
+   * its graph. Work above the limit waits, until the deadline. One operation that is larger than the limit runs alone on the CPU
+   * and is INVALID on a GPU. 0: no limit. */
   uint64_t queued_bytes;
-  /* Largest number of streams of a device, beside its default one and those of nib_stream_wrap. A released one counts until its work
-   * is done; the work of a new one comes behind that, then. MEMORY when all are open. 0: no limit. */
+  /* How many streams a device may have, without its default stream and those of nib_stream_wrap. A released stream counts until its
+   * work is done; at the limit, a new stream's work comes after that of a released one. MEMORY when all are open. 0: no limit. */
   int64_t streams;
 } nib_config;
 
@@ -145,41 +146,42 @@ typedef struct nib_config {
 NIB_API uint32_t nib_abi_version(void);
 NIB_API const char *nib_version(void);
 
-/* Creates a runtime. `config` may be NULL. Fails with INVALID (another ABI version; else the log is told why) or MEMORY;
- * there is no message then. */
+/* Creates a runtime. `config` may be NULL. Fails with INVALID (another ABI version, or a bad field, which the config's `log` is
+ * told) or MEMORY; there is no nib_error then. */
 NIB_API nib_status nib_runtime_create_sized(const nib_config *config, size_t config_bytes, nib_runtime **out);
 static inline nib_status nib_runtime_create(const nib_config *config, nib_runtime **out) {
   return nib_runtime_create_sized(config, sizeof *config, out);
 }
 
-/* Ends an open capture, waits for what is running (on the CPU, kernels that have not begun are dropped, and running ones end after
- * their next piece, once all functions given to nib_stream_call have run; a semaphore that nobody signals is waited for too), joins the runtime's threads and frees all memory
- * of tensors, but for what other frameworks still have (nib_tensor_to_dlpack). Objects that are still there can only be released,
- * every other call on them returns CLOSED. In a child process after fork it does nothing. */
+/* Ends an open capture, waits for what is running, joins the runtime's threads, and frees all memory of tensors but what other
+ * frameworks still have (nib_tensor_to_dlpack). On the CPU, kernels that have not begun are dropped and running ones stop after
+ * their next piece; functions given to nib_stream_call all run. It waits for semaphores, also for one that nobody signals. Objects
+ * that are left can only be released, every other call on them returns CLOSED. In a child process after fork it does nothing. */
 NIB_API void nib_runtime_close(nib_runtime *runtime);
 
 /* The message of the last call on this runtime that failed; "" if none did. Valid until the next call. */
 NIB_API const char *nib_error(const nib_runtime *runtime);
 NIB_API void *nib_runtime_user(const nib_runtime *runtime);
 
-/* Frees what finished work no longer needs, in pieces that take less than a millisecond, for `budget_us` microseconds, but one
- * piece at least. Never waits. What it does not get to is first at the next call. A block of more
- * than 8 MiB takes the kernel longer: without `allocate` of the host's a thread of the runtime gives it back, and it counts as
- * reserved until then; with one the call that frees it ends with it, after as long as `allocate` takes. */
+/* Frees what finished work no longer needs, piece by piece, until `budget_us` is over; one piece at least. A piece takes less
+ * than a millisecond. Never waits. The next call goes on where this one stopped. Freeing a block of more than 8 MiB takes the
+ * system longer: a thread of the runtime does it, and the block counts as reserved until then. With a host's `allocate` the call
+ * itself frees it, for as long as `allocate` takes, and ends. */
 NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
 
-/* From `budget_us` microseconds from now on (NIB_UNLIMITED, the default: never) no function of the runtime waits, or reads or
- * compares tensors any longer, whatever its own timeout: within a millisecond it returns TIMEOUT, and has changed nothing. From any thread: an earlier
- * deadline interrupts what another thread waits for, if that began with one. */
+/* Sets a deadline, `budget_us` from now; NIB_UNLIMITED, the default: none. After it no function of the runtime waits, reads or
+ * compares tensors any longer, whatever its own timeout: within a millisecond it returns TIMEOUT and has changed nothing. May be
+ * called from any thread; an earlier deadline interrupts another thread's wait if that wait began with a deadline. */
 NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);
 
-/* Changes these of the config. What is there already stays, also where it is more. */
+/* Changes these limits of the config. What exists already stays, even above them. */
 NIB_API nib_status nib_set_limits(nib_runtime *runtime, uint64_t memory_cap, uint64_t queued_bytes, int64_t streams);
 
-/* Drops the work that was queued since nib_mark_work (without one: all): on the CPU, kernels and replays that have not begun do
- * nothing, and one that is running ends after its next piece; a GPU finishes what it has. Functions of nib_stream_call and events
- * come all the same, and what the work used is free as if it were done. `cut` (may be NULL) gets how many storages that are still
- * referenced such work was to write: as if they had never been written, their contents are unspecified. Neither waits. */
+/* nib_drop_work drops all work that was queued since nib_mark_work (since the beginning, if there was none). On the CPU, kernels
+ * and replays that have not begun do nothing, and a running kernel stops after its next piece; a GPU finishes what it has.
+ * Functions of nib_stream_call still run, events still fire, and what the work used is freed as if it were done. `cut` (may be
+ * NULL) is how many storages with live references the dropped work was to write: their contents are unspecified, as if never
+ * written. Neither waits. */
 NIB_API void nib_mark_work(nib_runtime *runtime);
 NIB_API nib_status nib_drop_work(nib_runtime *runtime, int32_t *cut);
 
@@ -410,11 +412,11 @@ NIB_API nib_status nib_graph_dot(nib_graph *graph, char *text, size_t size, size
 /* The same as the driver sees it, with everything that it tells about each node; nib_graph_dot's where there is no driver. */
 NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
 
-/* ---- Operations ------------------------------------------------------------------------------------------------------
- * Formats, arithmetic and the meaning of each parameter: README.md, "The formats". All are checked, asynchronous and
- * capturable; descriptors are zero-initialised. Whatever their tensors contain, they touch nothing outside them; what each does
- * with slots, page indices, lengths, positions and scales that lead nowhere is said at it. "Fault": the next wait reports it.
- * Negative lengths count as 0 everywhere. */
+/* ---- Operations ------------------------------------------------------------------------------------------------------ Formats,
+ * arithmetic and the meaning of each parameter: README.md, "The formats". All are checked, asynchronous and capturable;
+ * descriptors are zero-initialised. Whatever their tensors contain, operations touch no memory outside them. Each comment says
+ * what happens with bad slots, page indices, lengths, positions and scales. "Fault": the next wait reports it. Negative lengths
+ * count as 0. */
 
 typedef enum nib_layout { NIB_NHD, NIB_HND } nib_layout;
 
