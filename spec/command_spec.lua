@@ -49,7 +49,8 @@ describe("nibble #quick", function()
 
   it("--check ends with status 1 when there is something to report, however the script ends", function()
     local read = "nibble.empty(1):item() "
-    local report = "^check: unwritten: [^\n]*\n  %(code%):1: tensor:read\n  %(code%):1: the storage\n"
+    local report = "^check: unwritten: [^\n]*\n  %(code%):1: tensor:read\n"
+      .. "  storage 1 of 4 bytes, created at %(code%):1\n"
     for code, status in pairs { [read] = 1, [read .. "os.exit()"] = 1, [read .. "os.exit(true, true)"] = 1,
       [read .. "os.exit(3)"] = 3, [read .. "os.exit(false)"] = 1 } do
       failed(nibble("--check -e '" .. code .. "'"), status, report .. "nibble: 1 report of %-%-check\n$")

@@ -76,7 +76,8 @@ local function fault(kind, pattern, source, error_pattern)
   assert.equal(kind, report.kind)
   assert.matches(pattern, report.message)
   assert.equal(line_of(source, 1), report.operation.where, report.text)
-  assert.equal(line_of(source, 2), report.other and report.other.where, report.text)
+  local other = report.other or (kind == "unwritten" and report.storage or nil) -- which nothing has written
+  assert.equal(line_of(source, 2), other and other.where, report.text)
   assert.equal(line_of(source, 3), report.operation.replay, report.text)
   local lines = {}
   for line in report.text:gmatch("\n  (program.lua:%d+): ") do lines[#lines + 1] = line end

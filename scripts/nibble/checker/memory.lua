@@ -457,8 +457,7 @@ function memory:check_written(operation, items, skip, page_owner)
         local passed = not owner and self:passed_by(storage, byte)
         local why = owner and "which nothing has written since the page was handed out"
           or passed and ("where %s put what nothing has written"):format(passed.name) or "which nothing has written"
-        self.report("unwritten", operation, owner or passed or storage.where
-          and { name = "the storage", where = storage.where, callers = storage.callers },
+        self.report("unwritten", operation, owner or passed,
           ("%s reads %s, %s"):format(operation.name, memory.place(item, byte), why), { item = item })
         return
       end
