@@ -243,9 +243,11 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   }
   bool is_limited = budget_us != NIB_UNLIMITED;
   if (budget_us > LONG_US) budget_us = LONG_US;
-  __atomic_store_n(&sandbox->cancelled, false, __ATOMIC_RELAXED);
   nib_mark_work(sandbox->runtime);
+  pthread_mutex_lock(&sandbox->cancel_lock);
+  __atomic_store_n(&sandbox->cancelled, false, __ATOMIC_RELAXED);
   nib_set_deadline(sandbox->runtime, budget_us);
+  pthread_mutex_unlock(&sandbox->cancel_lock);
   sandbox->looked_us = now_us();
   sandbox->deadline_us = is_limited ? sandbox->looked_us + budget_us : 0;
   sandbox->instructions_left = sandbox->config.instructions;
@@ -318,6 +320,7 @@ static bool is_too_much(const nib_sandbox *sandbox) {
 
 /* Twice: the first round calls finalizers, the second frees what they were of. */
 static void collect(lua_State *L) {
+  nib_sandbox_forget_metatables(L);
   for (int i = 0; i < 2; i++) {
     lua_gc(L, LUA_GCCOLLECT);
     nib_sandbox_check(L);
@@ -370,7 +373,10 @@ static int load_script(lua_State *L) {
 nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us) {
   struct script script = { name, { source, length, NULL }, false };
   nib_status status = run(sandbox, name, load_script, &script, budget_us);
-  if (!sandbox->running && status != NIB_FORKED && status != NIB_CLOSED) set_allowance(sandbox, false);
+  if (!sandbox->running && status != NIB_FORKED && status != NIB_CLOSED) {
+    set_allowance(sandbox, false);
+    nib_sandbox_forget_metatables(sandbox->L); /* of the version that has gone, or has not come */
+  }
   if (status != NIB_OK || !script.dropped_state) return status;
   refuse(sandbox, NIB_OK, name, "state: expected one that fits beside the new version, dropped it");
   return NIB_OK;
@@ -431,8 +437,10 @@ nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *
 }
 
 void nib_sandbox_cancel(nib_sandbox *sandbox) {
+  pthread_mutex_lock(&sandbox->cancel_lock);
   __atomic_store_n(&sandbox->cancelled, true, __ATOMIC_RELAXED);
   nib_set_deadline(sandbox->runtime, 0);
+  pthread_mutex_unlock(&sandbox->cancel_lock);
 }
 
 const char *nib_sandbox_error(const nib_sandbox *sandbox) { return sandbox->error; }
@@ -507,6 +515,7 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
   nib_sandbox *sandbox = host_allocate(&blank, NULL, 0, sizeof *sandbox);
   if (!sandbox) return NIB_MEMORY;
   *sandbox = blank;
+  pthread_mutex_init(&sandbox->cancel_lock, NULL);
   sandbox->most_count = NIB_SANDBOX_COUNT;
   sandbox->blocks = (nib_lua_blocks){ NULL, allocate_block, sandbox };
   nib_config runtime = sandbox->host;
@@ -536,5 +545,6 @@ void nib_sandbox_close(nib_sandbox *sandbox) {
   nib_runtime_close(sandbox->runtime); /* first, for what is queued would otherwise be waited for */
   if (sandbox->L) lua_close(sandbox->L);
   nib_lua_blocks_free(&sandbox->blocks);
+  pthread_mutex_destroy(&sandbox->cancel_lock);
   host_allocate(sandbox, sandbox, sizeof *sandbox, 0);
 }

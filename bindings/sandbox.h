@@ -2,6 +2,8 @@
 #ifndef NIB_SANDBOX_H
 #define NIB_SANDBOX_H
 
+#include <pthread.h>
+
 #include "args.h"
 
 #define NIB_SANDBOX_COUNT 200 /* instructions between two looks at the clock, fewer where they are slow ones */
@@ -27,7 +29,8 @@ struct nib_sandbox {
   size_t steps;
   int32_t strings[NIB_SANDBOX_CLASSES]; /* long ones alive, by the logarithm of their size */
   int most_count;                       /* what `count` may be beside the longest of them */
-  bool cancelled; /* atomic */
+  bool cancelled; /* atomic; it changes together with the runtime's deadline: */
+  pthread_mutex_t cancel_lock;
   bool expired;   /* this call has got its last error; nothing in Lua catches it */
   bool absent;    /* the function to call is not there */
   const void *metatables[16]; /* see sandbox_base.c */
@@ -71,6 +74,8 @@ int nib_sandbox_compile(lua_State *L, nib_sandbox_text *text, const char *name);
 
 /* Pushes the table of what an environment starts from. */
 int nib_sandbox_open(lua_State *L);
+/* Forgets copies of metatables, whose functions have their script's environment. Takes no memory. */
+void nib_sandbox_forget_metatables(lua_State *L);
 /* Pushes a fresh environment from that table, with `state` as its table `state`; all at stack indices. */
 void nib_sandbox_push_environment(lua_State *L, int globals, int state);
 /* Sets the field `name` of the table on the top of the stack to a new library of these functions, and pushes it. */

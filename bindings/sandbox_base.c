@@ -138,6 +138,20 @@ static int set_metatable(lua_State *L) {
   return 1;
 }
 
+void nib_sandbox_forget_metatables(lua_State *L) {
+  nib_sandbox *sandbox = nib_sandbox_of(L);
+  lua_rawgetp(L, LUA_REGISTRYINDEX, sandbox->metatables);
+  for (int at = 0; at < (int)(sizeof sandbox->metatables / sizeof *sandbox->metatables); at++) {
+    sandbox->metatables[at] = NULL;
+    bool is_there = lua_rawgeti(L, -1, at + 1) != LUA_TNIL;
+    lua_pop(L, 1);
+    if (!is_there) continue;
+    lua_pushnil(L);
+    lua_rawseti(L, -2, at + 1);
+  }
+  lua_pop(L, 1);
+}
+
 static int get_metatable(lua_State *L) {
   luaL_checkany(L, 1);
   if (!lua_getmetatable(L, 1)) {

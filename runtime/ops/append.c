@@ -6,6 +6,7 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   nib_append_desc own;
   const nib_append_desc *desc = NIB_CHECK_DESC(&c, nib_append_desc, &own, given, desc_bytes);
   if (!desc) return c.status;
+  nib_check_layout(&c, "kv_layout", desc->kv_layout);
   const nib_tensor *key = desc->append_key, *value = desc->append_value, *slots = desc->slot_mapping;
   nib_check_tensor(&c, "append_key", key, NIB_HALVES, 3, NULL, "[rows, num_kv_heads, head_dim]");
   if (c.status != NIB_OK) return c.status;

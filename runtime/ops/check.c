@@ -107,6 +107,10 @@ void nib_check_multiple(struct nib_check *c, const char *parameter, const char *
     nib_check_fail(c, parameter, "expected %s to be a positive multiple of %lld, got %lld", what, (long long)factor, (long long)value);
 }
 
+void nib_check_layout(struct nib_check *c, const char *parameter, nib_layout layout) {
+  if (layout != NIB_NHD && layout != NIB_HND) nib_check_fail(c, parameter, "expected NIB_NHD or NIB_HND, got %d", (int)layout);
+}
+
 struct nib_axes nib_layout_axes(nib_layout layout) {
   return layout == NIB_HND ? (struct nib_axes){ .token = 2, .head = 1 } : (struct nib_axes){ .token = 1, .head = 2 };
 }

@@ -44,6 +44,7 @@ struct nib_axes {
   int32_t token, head;
 };
 struct nib_axes nib_layout_axes(nib_layout layout);
+void nib_check_layout(struct nib_check *c, const char *parameter, nib_layout layout); /* one that there is */
 static inline const char *nib_layout_name(nib_layout layout) { return layout == NIB_HND ? "HND" : "NHD"; }
 
 /* Sizes of a paged cache; -1 is not known yet and taken from the tensor. */

@@ -11,6 +11,7 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
   nib_dequantize_desc own;
   const nib_dequantize_desc *desc = NIB_CHECK_DESC(&c, nib_dequantize_desc, &own, given, desc_bytes);
   if (!desc) return c.status;
+  nib_check_layout(&c, "kv_layout", desc->kv_layout);
   nib_tensor k, v, k_sf, v_sf;
   nib_check_pair(&c, "paged_kv_cache", &desc->paged_kv_cache, &k, &v);
   nib_check_pair(&c, "kv_cache_sf", &desc->kv_cache_sf, &k_sf, &v_sf);

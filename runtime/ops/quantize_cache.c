@@ -95,6 +95,7 @@ nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache
     { .source = desc->v_cache, .data = &results.v, .sf = &results.v_sf, .scale = &results.v_scale, .interleaved = true,
       .amax_content = NIB_CONTENT_V_CACHE, .scale_content = NIB_CONTENT_V_GLOBAL_SF },
   };
+  nib_check_layout(&c, "kv_layout", desc->kv_layout);
   nib_check_tensor(&c, "k_cache", desc->k_cache, NIB_HALVES, 4, NULL, meaning);
   if (c.status != NIB_OK) return c.status;
   nib_check_last_contiguous(&c, "k_cache", desc->k_cache);

@@ -5,6 +5,7 @@ nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, nib_layout
                                 nib_tensor **result) {
   *result = NULL;
   struct nib_check c = nib_check_begin(stream, NIB_OPERATION_SWIZZLE);
+  nib_check_layout(&c, "kv_layout", kv_layout);
   struct nib_pool pool = { -1, -1, -1 };
   int64_t blocks = -1;
   struct nib_swizzle_params params = { .inverse = inverse };

@@ -42,6 +42,14 @@ static void refuse_numbers(nib_runtime *runtime, nib_tensor *tensor) {
 #define REFUSED(want, call) \
   CHECK_STATUS(NIB_INVALID, runtime, call); \
   CHECK(!none && strstr(nib_error(runtime), want))
+  for (int layout = -1; layout <= 2; layout += 3) {
+    char unknown[80];
+    snprintf(unknown, sizeof unknown, ": kv_layout: expected NIB_NHD or NIB_HND, got %d", layout);
+    REFUSED(unknown, nib_append(stream, &(nib_append_desc){ .kv_layout = (nib_layout)layout }));
+    REFUSED(unknown, nib_dequantize(stream, &(nib_dequantize_desc){ .kv_layout = (nib_layout)layout }));
+    REFUSED(unknown, nib_quantize_cache(stream, &(nib_quantize_cache_desc){ .kv_layout = (nib_layout)layout }, &(nib_quantized_cache){ 0 }));
+    REFUSED(unknown, nib_swizzle_v_scales(stream, tensor, (nib_layout)layout, false, NULL, &none));
+  }
   REFUSED("save: count: expected 0 or more tensors, got -1",
           nib_safetensors_save(runtime, "none.safetensors", -1, &name, &tensor));
   REFUSED("got -1", nib_tensor_create(cpu, NIB_UINT8, -1, one, &none));

@@ -284,6 +284,7 @@ static void hot_fixes(void) {
   static const char hoard[] = "local function hoard(t) while true do t[#t + 1] = {('x'):rep(100) .. #t} end end\n"
                               "local function more(t) while true do t[#t + 1] = nibble.zeros(1 << 18) end end\n"
                               "state.n = (state.n or 0) + 1\n"
+                              "setmetatable({}, {__index = function() return hoarded, state end})\n"
                               "function lua() hoarded = {} hoard(hoarded) end\n"
                               "function lua_state() state.hoarded = {} hoard(state.hoarded) end\n"
                               "function device() hoarded = {} more(hoarded) end\n"
@@ -300,6 +301,11 @@ static void hot_fixes(void) {
     bool drops_state;
   } hoards[] = { { "lua", NIB_MEMORY, false },         { "lua_state", NIB_MEMORY, true }, { "device", NIB_SCRIPT, false },
                  { "device_state", NIB_SCRIPT, true }, { "streams", NIB_SCRIPT, false } };
+  static const char fails[] = "setmetatable({}, {__index = function() return big end})\n"
+                              "big = {} for i = 1, 2000 do big[i] = {('z'):rep(100) .. i} end error('not this one')";
+  static const char needs_state[] = "local big = {} for i = 1, 8000 do big[i] = {('y'):rep(100) .. i} end\n"
+                                    "function version() return #big end\n"
+                                    "if not state.hoarded then error('without it I am nothing') end";
   for (int keep = 0; keep < 2; keep++)
     for (size_t i = 0; i < sizeof hoards / sizeof *hoards; i++) {
       nib_sandbox *sandbox = create(&(nib_sandbox_config){ .keep_state = keep == 1, .lua_memory = 2 << 20, .device_memory = 8 << 20 });
@@ -308,7 +314,14 @@ static void hot_fixes(void) {
       nib_status refused = keep && hoards[i].status == NIB_MEMORY ? NIB_MEMORY : NIB_SCRIPT;
       CHECK_SCRIPT(refused, sandbox, LOAD(sandbox, "error('not this one')"));
       CHECK_SCRIPT(refused, sandbox, LOAD(sandbox, "local t = nibble.zeros(1) function on_load() error('nor this one') end"));
+      CHECK_SCRIPT(refused, sandbox, LOAD(sandbox, fails));
       CHECK(number_of(sandbox, "version") == 1);
+      if (!keep && hoards[i].status == NIB_MEMORY && hoards[i].drops_state) { /* what fails with an empty state stays as it was before */
+        CHECK_SCRIPT(NIB_SCRIPT, sandbox, LOAD(sandbox, needs_state));
+        CHECK(strstr(nib_sandbox_error(sandbox), "without it I am nothing"));
+        CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function version() return state.hoarded and state.n or 0 end"));
+        CHECK(number_of(sandbox, "version") == 1);
+      }
       nib_status status = LOAD(sandbox, fix);
       if (keep) {
         CHECK_SCRIPT(refused, sandbox, status);
