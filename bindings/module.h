@@ -84,7 +84,8 @@ enum {
   NIB_LUA_DEFAULT_STREAMS,                  /* by device */
   NIB_LUA_TICK,                             /* see nib_lua_tick */
   NIB_LUA_OBSERVERS,                        /* array of a name, a function and a number, in turn */
-  NIB_LUA_USER_VALUES = NIB_LUA_OBSERVERS
+  NIB_LUA_KNOWN,                            /* what observers were told last; nil: there were none */
+  NIB_LUA_USER_VALUES = NIB_LUA_KNOWN
 };
 
 #define NIB_LUA_SLICE_US 50000 /* how long a wait keeps Lua's hooks from running */

@@ -54,15 +54,14 @@ static void keep(void *user, const nib_observation *seen) {
   for (int32_t i = 0; i < seen->access_count; i++) {
     const nib_tensor *tensor = seen->accesses[i].tensor;
     if (!tensor) continue;
-    *access = (struct access){
-      .storage = nib_tensor_storage(tensor),
-      .offset_bytes = nib_tensor_offset_bytes(tensor),
-      .dtype = nib_tensor_dtype(tensor),
-      .ndim = nib_tensor_ndim(tensor),
-      .write = seen->accesses[i].write,
-      .parameter = seen->accesses[i].parameter,
-      .kv_layout = seen->accesses[i].kv_layout,
-    };
+    memset(access, 0, sizeof *access); /* they are compared as bytes */
+    access->storage = nib_tensor_storage(tensor);
+    access->offset_bytes = nib_tensor_offset_bytes(tensor);
+    access->dtype = nib_tensor_dtype(tensor);
+    access->ndim = nib_tensor_ndim(tensor);
+    access->write = seen->accesses[i].write;
+    access->parameter = seen->accesses[i].parameter;
+    access->kv_layout = seen->accesses[i].kv_layout;
     memcpy(access->shape, nib_tensor_shape(tensor), sizeof *access->shape * (size_t)access->ndim);
     memcpy(access->stride, nib_tensor_stride(tensor), sizeof *access->stride * (size_t)access->ndim);
     access++;
@@ -105,23 +104,93 @@ static bool is_own_module(lua_State *L, const char *source) {
   return loaded;
 }
 
-enum { MOST_CALLERS = 4 };
+enum { MOST_CALLERS = 4, KNOWN_ACCESSES = 512, KNOWN_PLACES = 128 };
 
-/* Sets `where`, "FILE:LINE" of the innermost running Lua function that is not in one of nibble's own modules, and `callers`, the
- * places that it was called from, innermost first, with " < " between them. */
-static void set_places(lua_State *L) {
-  lua_Debug frame;
-  int count = 0, table = lua_gettop(L);
-  for (int level = 1; count <= MOST_CALLERS && lua_getstack(L, level, &frame); level++) {
-    lua_getinfo(L, "Sl", &frame);
-    if (frame.currentline <= 0 || is_own_module(L, frame.source)) continue;
-    lua_pushfstring(L, "%s%s:%d", count > 1 ? " < " : "", *frame.source == '@' ? frame.source + 1 : frame.short_src,
-                    frame.currentline);
-    if (count++ == 0) lua_setfield(L, table, "where");
+/* What was told last: the same lines use the same views again and again. A slot's number is the hash of what is in it; its Lua
+ * values are in the user value, a table. */
+struct known {
+  struct access accesses[KNOWN_ACCESSES]; /* [k]'s table is at k + 1 */
+  struct {
+    int count;
+    struct {
+      const char *source;
+      int line;
+    } frames[MOST_CALLERS + 1];
+  } places[KNOWN_PLACES]; /* [k]'s strings are at -1 - 3 * k and below: the sources, one behind the other, where, callers */
+};
+
+/* Pushes the table of what is known, and returns the rest. */
+static struct known *push_known(lua_State *L) {
+  if (lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_KNOWN) != LUA_TUSERDATA) {
+    lua_pop(L, 1);
+    memset(lua_newuserdatauv(L, sizeof(struct known), 1), 0, sizeof(struct known));
+    lua_createtable(L, KNOWN_ACCESSES, 0);
+    lua_setiuservalue(L, -2, 1);
+    lua_pushvalue(L, -1);
+    lua_setiuservalue(L, lua_upvalueindex(1), NIB_LUA_KNOWN);
   }
-  if (count < 2) return;
-  lua_concat(L, count - 1);
-  lua_setfield(L, table, "callers");
+  struct known *known = lua_touserdata(L, -1);
+  lua_getiuservalue(L, -1, 1);
+  lua_remove(L, -2);
+  return known;
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
+  return hash ^ hash >> 32;
+}
+
+/* Pushes "FILE:LINE" of the innermost running Lua function that is not in one of nibble's own modules, and the places that it was
+ * called from, innermost first, with " < " between them; nil where there is none. `known` is at index `table`. */
+static void push_places(lua_State *L, struct known *known, int table) {
+  lua_Debug frames[MOST_CALLERS + 1];
+  int count = 0;
+  uint64_t hash = 0;
+  for (int level = 1; count <= MOST_CALLERS && lua_getstack(L, level, &frames[count]); level++) {
+    lua_getinfo(L, "Sl", &frames[count]);
+    if (frames[count].currentline <= 0 || is_own_module(L, frames[count].source)) continue;
+    hash = mixed(mixed(hash, (uint64_t)(uintptr_t)frames[count].source), (uint64_t)frames[count].currentline);
+    count++;
+  }
+  if (count == 0) {
+    lua_pushnil(L);
+    lua_pushnil(L);
+    return;
+  }
+  int slot = (int)(hash % KNOWN_PLACES), first = -1 - 3 * slot;
+  bool same = known->places[slot].count == count;
+  size_t left = 0;
+  lua_rawgeti(L, table, first);
+  const char *sources = lua_tolstring(L, -1, &left);
+  for (int i = 0; same && i < count; i++) { /* a source that is gone may have left its address to another */
+    size_t length = frames[i].srclen;
+    same = known->places[slot].frames[i].source == frames[i].source && known->places[slot].frames[i].line == frames[i].currentline
+        && length <= left && memcmp(sources, frames[i].source, length) == 0;
+    sources += same ? length : 0;
+    left -= same ? length : 0;
+  }
+  lua_pop(L, 1);
+  if (!same || left > 0) {
+    known->places[slot].count = 0; /* until all is there */
+    luaL_Buffer buffer;
+    luaL_buffinit(L, &buffer);
+    for (int i = 0; i < count; i++) luaL_addlstring(&buffer, frames[i].source, frames[i].srclen);
+    luaL_pushresult(&buffer);
+    lua_rawseti(L, table, first);
+    for (int i = 0; i < count; i++) {
+      const char *source = *frames[i].source == '@' ? frames[i].source + 1 : frames[i].short_src;
+      lua_pushfstring(L, "%s%s:%d", i > 1 ? " < " : "", source, frames[i].currentline);
+      known->places[slot].frames[i].source = frames[i].source;
+      known->places[slot].frames[i].line = frames[i].currentline;
+    }
+    if (count > 1) lua_concat(L, count - 1);
+    if (count == 1) lua_pushnil(L);
+    lua_rawseti(L, table, first - 2);
+    lua_rawseti(L, table, first - 1);
+    known->places[slot].count = count;
+  }
+  lua_rawgeti(L, table, first - 1);
+  lua_rawgeti(L, table, first - 2);
 }
 
 static void set_number(lua_State *L, const char *name, uint64_t number) {
@@ -151,7 +220,14 @@ static void set_sizes(lua_State *L, const char *name, int32_t ndim, const int64_
   lua_setfield(L, -2, name);
 }
 
-static void push_access(lua_State *L, const struct access *access) {
+static void push_access(lua_State *L, const struct access *access, struct known *known, int table) {
+  uint64_t hash = mixed(mixed(access->storage, (uint64_t)access->offset_bytes), (uint64_t)(uintptr_t)access->parameter);
+  for (int32_t i = 0; i < access->ndim; i++) hash = mixed(mixed(hash, (uint64_t)access->shape[i]), (uint64_t)access->stride[i]);
+  int slot = (int)(hash % KNOWN_ACCESSES);
+  if (memcmp(&known->accesses[slot], access, sizeof *access) == 0) { /* no storage has the number 0 */
+    lua_rawgeti(L, table, slot + 1);
+    return;
+  }
   lua_createtable(L, 0, 8);
   set_number(L, "storage", access->storage);
   lua_pushinteger(L, access->offset_bytes);
@@ -163,11 +239,16 @@ static void push_access(lua_State *L, const struct access *access) {
   lua_setfield(L, -2, "write");
   set_text(L, "parameter", access->parameter);
   set_text(L, "kv_layout", access->kv_layout);
+  memset(&known->accesses[slot], 0, sizeof *access);
+  lua_pushvalue(L, -1);
+  lua_rawseti(L, table, slot + 1);
+  known->accesses[slot] = *access;
 }
 
-static void push_observation(lua_State *L, const struct nib_lua_observation *kept) {
+/* `known` is at index `table`. */
+static void push_observation(lua_State *L, const struct nib_lua_observation *kept, struct known *known, int table) {
   const nib_observation *seen = &kept->seen;
-  lua_createtable(L, 0, 14);
+  lua_createtable(L, 0, 16);
   set_text(L, "kind", nib_observation_name(seen->kind));
   lua_pushnumber(L, (double)seen->time_ns / 1e9);
   lua_setfield(L, -2, "time");
@@ -185,7 +266,9 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   set_number(L, "unjoined", seen->unjoined);
   set_true(L, "user_kernel", seen->user_kernel);
   set_true(L, "collected", kept->collected);
-  set_places(L);
+  push_places(L, known, table);
+  lua_setfield(L, -3, "callers");
+  lua_setfield(L, -2, "where");
   if (seen->kind == NIB_OBSERVED_STORAGE_CREATED || seen->kind == NIB_OBSERVED_STORAGE_FREED) {
     lua_pushinteger(L, (lua_Integer)seen->bytes);
     lua_setfield(L, -2, "bytes");
@@ -206,7 +289,7 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   if (seen->kind != NIB_OBSERVED_WORK && seen->kind != NIB_OBSERVED_HOST_READ && seen->kind != NIB_OBSERVED_HOST_WRITE) return;
   lua_createtable(L, seen->access_count, 0);
   for (int32_t i = 0; i < seen->access_count; i++) {
-    push_access(L, &kept->accesses[i]);
+    push_access(L, &kept->accesses[i], known, table);
     lua_rawseti(L, -2, i + 1);
   }
   lua_setfield(L, -2, "accesses");
@@ -228,14 +311,15 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
 static int tell(lua_State *L) {
   const struct nib_lua_observation *kept = lua_touserdata(L, 1);
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
-  push_observation(L, kept);
+  struct known *known = push_known(L);
+  push_observation(L, kept, known, 3);
   for (lua_Integer i = 1; lua_rawgeti(L, 2, i) != LUA_TNIL; i += 3) {
     lua_rawgeti(L, 2, i + 2);
     bool concerned = (uint64_t)lua_tointeger(L, -1) < kept->number; /* not what was done before it came */
     lua_pop(L, 2);
     if (!concerned) continue;
     lua_rawgeti(L, 2, i + 1);
-    lua_pushvalue(L, 3);
+    lua_pushvalue(L, 4);
     lua_call(L, 1, 0);
   }
   return 0;
@@ -298,7 +382,10 @@ int nib_lua_observe(lua_State *L) {
   lua_setiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
   if (count > 0 || state->observes) nib_runtime_observe(runtime, count > 0 ? keep : NULL, state);
   state->observes = count > 0;
-  if (count == 0) nib_lua_forget_observed(state);
+  if (count > 0) return 0;
+  nib_lua_forget_observed(state);
+  lua_pushnil(L);
+  lua_setiuservalue(L, lua_upvalueindex(1), NIB_LUA_KNOWN);
   return 0;
 }
 
@@ -351,8 +438,18 @@ int nib_lua_call_module(lua_State *L, const char *module, const char *name) {
   return lua_gettop(L);
 }
 
+/* The script's place, for the checker: where and callers, as observations have them. */
+static int place(lua_State *L) {
+  struct known *known = push_known(L);
+  push_places(L, known, lua_gettop(L));
+  return 2;
+}
+
 int nib_lua_check_mode(lua_State *L) {
   NIB_LUA_OBSERVED(L);
+  lua_settop(L, 1);
+  lua_pushvalue(L, lua_upvalueindex(1));
+  lua_pushcclosure(L, place, 1);
   return nib_lua_call_module(L, "nibble.checker", "check");
 }
 

@@ -91,6 +91,25 @@ A:rewind(r, 1) --break
 nibble.mla.dequantize_cache(cache, nibble.tensor {5, 6}) --1]])
   end)
 
+  it("what has changed under a graph whose tables are the same", function()
+    local replays = POOL .. [[
+local r = A:allocate(6) --2
+put(P, A:slots(r))
+local t, l, k, v = i32 {{0, 1, -1}}, i32 {6}, bf16(1, 12, 2, 64), bf16(1, 12, 2, 64)
+local g = nibble.stream():capture(function()
+  get(P, t, l, k, v) --1
+  get(P, t, l, k, v)
+end)
+main:scope(g.replay, g)
+]]
+    fault("beyond length", "reads 6 tokens of row 0 of block_tables, but request 1 has 5 there", replays .. [[
+A:rewind(r, 1) --break
+main:scope(g.replay, g) --3]])
+    fault("freed page", "reads page 0 %(block_tables row 0, column 0%), which was given back", (replays:gsub(" %-%-2", "")) .. [[
+A:free(r) --2 --break
+main:scope(g.replay, g) --3]])
+  end)
+
   it("that the longest of those who share a page counts", function()
     clean(POOL .. [[
 local p = A:allocate(6)

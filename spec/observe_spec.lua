@@ -45,6 +45,28 @@ describe("observe", function()
     collectgarbage("restart")
   end)
 
+  it("tells every place and view as it is, however many there were, and the same view by the same table", function()
+    local many = nibble.zeros(1500)
+    local function source(i) return ("local t, i = ... %s t:narrow(1, i, 1):fill(0)"):format(("\n"):rep(i % 7)) end
+    start()
+    for round = 1, 2 do
+      for i = 1, 700 do -- places go, and others come to where they were
+        local name = i % 3 == 0 and "@same.lua" or ("@%d.lua"):format(i + round)
+        local chunk = assert(load(source(i), name))
+        local function outer() chunk(many, i) end
+        outer()
+        if i % 100 == 0 then collectgarbage() end
+        local o = seen[#seen]
+        assert.equal(("%s:%d"):format(name:sub(2), i % 7 + 1), o.where)
+        assert.matches("^[^<]*observe_spec.lua:%d+ < ", o.callers)
+        assert.same({ 4 * (i - 1), { 1 } }, { o.accesses[1].offset, o.accesses[1].shape })
+      end
+    end
+    for _ = 1, 2 do many:narrow(1, 3, 5):fill(0) end
+    stop()
+    assert.equal(seen[#seen].accesses[1], seen[#seen - 1].accesses[1])
+  end)
+
   it("tells of work with its accesses, streams and script lines", function()
     local s = nibble.stream()
     local id = math.tointeger(tostring(s):match("stream (%d+)"))

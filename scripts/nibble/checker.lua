@@ -59,20 +59,6 @@ local reports, unseen, active = {}, {}, nil
 
 --------------------------------------------------------------------------------------------------------------- reports
 
--- The script's line and its callers, outside of nibble's own modules, as observations have them: {where, callers}.
-local function where()
-  local places = {}
-  for level = 3, 1000 do
-    local info = debug.getinfo(level, "Sl")
-    if not info or #places == 5 then break end
-    local module = info.currentline > 0 and info.source:match(".*[/@]nibble/(.*)%.lua$")
-    if info.currentline > 0 and not (module and package.loaded["nibble." .. module:gsub("/", ".")]) then
-      places[#places + 1] = ("%s:%d"):format(info.source:match("^@(.*)") or info.short_src, info.currentline)
-    end
-  end
-  return { where = places[1], callers = places[2] and table.concat(places, " < ", 2) or nil }
-end
-
 local function line_of(operation)
   local text = ("  %s: %s"):format(operation.where or "?", operation.name)
   if operation.replay then text = ("%s (captured; replayed at %s)"):format(text, operation.replay) end
@@ -235,12 +221,16 @@ local function stop()
   pages.listener, active = nil, nil
 end
 
-local function start(handler)
+-- `place()`: the script's line and its callers, outside of nibble's own modules.
+local function start(handler, place)
   local self = { clocks = clocks.new(), devices = {} }
   local report = new_reporter(handler, function() return self.memory.storages end)
   reports, unseen, active = {}, {}, self
   self.memory = memory.new(self.clocks, report, new_noter(handler == print_report))
-  self.owners = owners.new(self.memory, report, where)
+  self.owners = owners.new(self.memory, report, function()
+    local where, callers = place()
+    return { where = where, callers = callers }
+  end)
   self.run = function(...) run(self, ...) end
   self.graphs = graphs.new(self.memory, report, nibble.peek, self.run, function(items)
     if not next(self.owners.meant) then return end
@@ -259,12 +249,13 @@ end
 --- nibble.check: true turns it on anew, without reports; a function too, which gets each report; false turns it off, and the
 --- reports stay.
 ---@param what boolean|fun(report: nibble.report)
-function checker.check(what)
+---@param place fun(): string?, string?  nibble.check's own
+function checker.check(what, place)
   if type(what) ~= "boolean" and type(what) ~= "function" then
     error(("check: mode: expected true, false or a function, got %s"):format(what == nil and "nothing" or tostring(what)), 2)
   end
   if active then stop() end
-  if what then start(type(what) == "function" and what or print_report) end
+  if what then start(type(what) == "function" and what or print_report, place) end
 end
 
 --- nibble.check_reports: what was found since checked mode was turned on last, in order.
@@ -289,7 +280,7 @@ function checker.command()
     local status = code == false and 1 or math.type(code) == "integer" and code or 0
     exit(finish(status), close)
   end
-  checker.check(true)
+  nibble.check(true)
   return finish
 end
 

@@ -6,6 +6,7 @@
 local nibble = {}
 
 --- A view of a storage that an operation reads or writes: all of it, or the elements that its index tensors and lengths say.
+--- Observations share these tables: do not change them.
 ---@class nibble.access
 ---@field storage integer    number of the storage, as tensor:storage() gives it
 ---@field offset integer     where the first element lies, in bytes

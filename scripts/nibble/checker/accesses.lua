@@ -80,18 +80,37 @@ local function of_rows(rows)
   end)
 end
 
+local MOST = 65536 -- ranges, as in spans
+
 -- Pieces of a paged cache [pages, tokens, heads, x], or with heads and tokens changed.
 local function of_pieces(pieces, layout)
-  return of_boxes(function(list, view)
-    local size = spans.item_bytes[view.dtype]
+  return function(view)
+    local size, shape, stride = spans.item_bytes[view.dtype], view.shape, view.stride
     local token = layout == "HND" and 3 or 2
-    local ts, hs = view.stride[token] * size, view.stride[5 - token] * size
-    local x, heads = { view.shape[4], view.stride[4] * size }, { view.shape[5 - token], hs }
+    local offset, ps, ts, hs = view.offset, stride[1] * size, stride[token] * size, stride[5 - token] * size
+    local heads, bytes, list, n = shape[5 - token], shape[4] * size, {}, 0
+    if heads == 0 or bytes == 0 then return list end
+    local packed = stride[4] == 1 or shape[4] == 1
+    local whole = packed and (heads == 1 or hs == bytes) and heads * bytes -- of a token, if it is one range
     for _, piece in ipairs(pieces) do
-      local base = view.offset + piece[1] * view.stride[1] * size + piece[2] * ts
-      if not spans.add_box(list, base, { x, heads, { piece[3], ts } }, size) then return false end
+      local base, tokens = offset + piece[1] * ps + piece[2] * ts, piece[3]
+      if n > 2 * MOST then
+        return nil
+      elseif whole and (ts == whole or tokens == 1) then
+        list[n + 1], list[n + 2], n = base, base + tokens * whole, n + 2
+      elseif packed and (ts == bytes or tokens == 1) and hs == tokens * bytes then
+        list[n + 1], list[n + 2], n = base, base + heads * hs, n + 2
+      elseif packed and (ts == bytes or tokens == 1) then
+        for h = 0, heads - 1 do
+          list[n + 1], list[n + 2], n = base + h * hs, base + h * hs + tokens * bytes, n + 2
+        end
+      else
+        if not spans.add_box(list, base, { { shape[4], stride[4] * size }, { heads, hs }, { tokens, ts } }, size) then return nil end
+        n = #list
+      end
     end
-  end)
+    return spans.merged(list)
+  end
 end
 
 -- The same as an operation's access, with what makes spans of other pieces.

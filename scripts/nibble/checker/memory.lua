@@ -53,8 +53,14 @@ function memory:freed(id)
   self.storages[id] = nil
 end
 
+local keys = setmetatable({}, { __mode = "k" }) -- observations have the same table again for the same view
+
 local function view_key(view)
-  return ("%s;%d;%s;%s"):format(view.dtype, view.offset, table.concat(view.shape, ","), table.concat(view.stride, ","))
+  local key = keys[view]
+  if key then return key end
+  key = ("%s;%d;%s;%s"):format(view.dtype, view.offset, table.concat(view.shape, ","), table.concat(view.stride, ","))
+  keys[view] = key
+  return key
 end
 
 --- The bytes of an item. Views are looked up: the same view is used again and again, and has the same list then.
@@ -385,12 +391,13 @@ end
 -- of a page by whoever takes bytes away from `fresh`.
 local function unproven(storage, item)
   local view = item.view
-  local key = ("%d %s %s"):format(view.offset, view.kv_layout, table.concat(view.stride, ","))
+  local key = view_key(view)
   storage.proven = storage.proven or {}
   local proven = storage.proven[key] or { view = view }
   storage.proven[key] = proven
-  local pieces = {}
-  for _, piece in ipairs(item.pieces) do
+  local pieces, all = {}, item.pieces
+  for i = 1, #all do
+    local piece = all[i]
     if (proven[piece[1]] or 0) < piece[2] + piece[3] then pieces[#pieces + 1] = piece end
   end
   return pieces, proven
@@ -563,9 +570,11 @@ end
 function memory:check_scales(operation, observation, items, skip)
   for _, pair in ipairs(observation.kernel ~= "append" and not observation.user_kernel and PAIRS[observation.kernel] or {}) do
     local data, scales = items_of(items, pair)
-    local mine = data and scales and self:storage(scales.view.storage).tags
-    local theirs = mine and self:storage(data.view.storage).tags or {}
-    for _, piece in ipairs(mine and scales.pieces or {}) do
+    local from, of = data and scales and self:storage(scales.view.storage), data and self:storage(data.view.storage)
+    local mine, one, other_one = from and from.tags, from and from.uniform, of and of.uniform
+    local theirs = mine and of.tags or {}
+    local right = one and other_one and one.role == other_one.role and one.interleaved == (pair.interleaved or false)
+    for _, piece in ipairs(mine and not right and scales.pieces or {}) do
       local tag, other = mine[base_of(scales.view, piece[1])], theirs[base_of(data.view, piece[1])]
       local wrong
       if tag and other and tag.role ~= other.role then
@@ -582,29 +591,43 @@ function memory:check_scales(operation, observation, items, skip)
   end
 end
 
+-- `uniform`: a tag that all of a storage are like; false: they are not.
+local function put_tag(storage, base, tag)
+  local one = storage.uniform
+  if one == nil then
+    storage.uniform = tag
+  elseif one and (one.role ~= tag.role or one.interleaved ~= tag.interleaved) then
+    storage.uniform = false
+  end
+  storage.tags[base] = tag
+end
+
+local function start_tags(storage) storage.tags = storage.tags or {} end
+local function drop_tags(storage) storage.tags, storage.uniform = nil, nil end
+
 --- Notes what an operation makes of scales; what is written otherwise is not known to be any.
 function memory:tag(operation, observation, items, passing)
   if observation.kernel == "append" and not observation.user_kernel then
     for _, pair in ipairs(PAIRS.append) do
       for _, item in ipairs({ items_of(items, pair) }) do
         local storage = self:storage(item.view.storage)
-        storage.tags = storage.tags or {}
+        start_tags(storage)
         local tag = { role = pair[3], interleaved = false, operation = operation }
-        for _, piece in ipairs(item.pieces) do storage.tags[base_of(item.view, piece[1])] = tag end
+        for _, piece in ipairs(item.pieces) do put_tag(storage, base_of(item.view, piece[1]), tag) end
       end
     end
     return
   end
   if not passing then
     for _, item in ipairs(items) do
-      if item.write or item.touch then self:storage(item.view.storage).tags = nil end
+      if item.write or item.touch then drop_tags(self:storage(item.view.storage)) end
     end
     return
   end
   local from, to = passing.from.view, passing.to.view
   local source, target = self:storage(from.storage), self:storage(to.storage)
   if not source.tags then
-    target.tags = nil
+    drop_tags(target)
   elseif #from.shape == 4 and #to.shape == 4 then -- whole pages
     local stride, other = from.stride[1] * spans.item_bytes[from.dtype], to.stride[1] * spans.item_bytes[to.dtype]
     local moved = {}
@@ -615,11 +638,11 @@ function memory:tag(operation, observation, items, passing)
           operation = operation } or tag
       end
     end
-    target.tags = target.tags or {}
-    for base, tag in pairs(moved) do target.tags[base] = tag end
+    start_tags(target)
+    for base, tag in pairs(moved) do put_tag(target, base, tag) end
   elseif source.tags[from.offset] then -- of one page
-    target.tags = target.tags or {}
-    target.tags[to.offset] = source.tags[from.offset]
+    start_tags(target)
+    put_tag(target, to.offset, source.tags[from.offset])
   end
 end
 

@@ -66,12 +66,13 @@ end
 
 local function new_book(self, allocator)
   self.count = self.count + 1
-  local book = { number = self.count, views = {}, named = 0, requests = setmetatable({}, WEAK),
+  local book = { number = self.count, views = {}, version = 0, named = 0, requests = setmetatable({}, WEAK),
     holders = {}, holding = {}, -- page -> request -> index of the page; how many
     taken = {}, freed = {},     -- page -> where the page came to its owner, where it was given back
     told = {},                  -- page -> kind of the last report
     handed = {},                -- page -> {{first entry, time, where}, ...}, as its entries were handed out
-    wrote = {} }                -- page -> entry -> who wrote it last
+    wrote = {},                 -- page -> entry -> who wrote it last
+    numberings = setmetatable({}, WEAK), laid = {} } -- view -> see `numbering`; storages of which the layout is known
   local live = {}
   for request in pairs(allocator.live) do live[#live + 1] = request end
   table.sort(live, function(a, b) return (a.pages[1] or -1) < (b.pages[1] or -1) end)
@@ -85,6 +86,7 @@ end
 
 function owners:watch(allocator, views)
   local book = self.books[allocator] or new_book(self, allocator)
+  book.numberings, book.laid = setmetatable({}, WEAK), {}
   for _, view in ipairs(views) do
     local storage = self.memory:storage(view.storage)
     storage.fresh = storage.fresh or {}
@@ -101,6 +103,7 @@ end
 -- Takes the views for which `gone(view)` off a book.
 local function remove_views(self, allocator, gone)
   local book, left = self.books[allocator], {}
+  book.numberings, book.laid = setmetatable({}, WEAK), {}
   for i = #book.views, 1, -1 do
     if gone(book.views[i]) then
       left[table.remove(book.views, i).storage] = true
@@ -148,6 +151,7 @@ function owners:handed(allocator, request, kept, count)
   local book = self.books[allocator]
   if not book then return end
   local place, time, size = self.where(), self.memory:tick(), allocator.page_size
+  book.version = book.version + 1
   know(book, request, place)
   for j = kept + 1, #request.pages do
     local page = request.pages[j]
@@ -170,6 +174,7 @@ end
 function owners:forked(allocator, child)
   local book = self.books[allocator]
   if not book then return end
+  book.version = book.version + 1
   know(book, child, self.where())
   hold_from(book, allocator, child, 1)
 end
@@ -177,7 +182,9 @@ end
 --- A request gives pages back; some go on to live with others.
 function owners:released(allocator, request, list)
   local book = self.books[allocator]
-  if not book or #list == 0 then return end
+  if not book then return end
+  book.version = book.version + 1
+  if #list == 0 then return end
   local place = self.where()
   for _, page in ipairs(list) do
     unhold(book, request, page)
@@ -196,7 +203,10 @@ function owners:asked(allocator, request, first, last)
   for j = first, last do
     local page = request.pages[j]
     local holders = book.holders[page]
-    if not (holders and holders[request]) then hold(book, request, page, dropped + j) end
+    if not (holders and holders[request]) then
+      hold(book, request, page, dropped + j)
+      book.version = book.version + 1
+    end
   end
 end
 
@@ -234,9 +244,11 @@ end
 ----------------------------------------------------------------------------------------------------------- operations
 
 -- What an allocator calls the pages of an operation's view, which may be a part of the tensor that it watches, or the other way
--- round: a function from page to page, which gives nil for what is none of its pages, and the way back. K and V, data and scales
--- may lie in one page: of several views the nearest before it counts.
+-- round: a function from page to page, which gives nil for what is none of its pages, the way back, and a text: views with the same
+-- one have the same numbers. K and V, data and scales may lie in one page: of several views the nearest before it counts.
 local function numbering(book, view)
+  local known = book.numberings[view]
+  if known then return known[1], known[2], known[3] end
   local stride, list = view.stride[1] * spans.item_bytes[view.dtype], {}
   for _, watched in ipairs(book.views) do
     if watched.storage == view.storage then
@@ -246,18 +258,23 @@ local function numbering(book, view)
     end
   end
   if #list > 1 then table.sort(list, function(a, b) return a[1] < b[1] end) end
+  local ways = {}
+  for i, way in ipairs(list) do ways[i] = way[2] .. " " .. way[3] end
   local function number(page)
-    for _, way in ipairs(list) do
-      local own = page + way[2]
-      if own >= 0 and own < way[3] then return own end
+    for i = 1, #list do
+      local own = page + list[i][2]
+      if own >= 0 and own < list[i][3] then return own end
     end
   end
-  return number, function(own)
+  local function back(own)
     for _, way in ipairs(list) do
       local page = own - way[2]
       if page >= 0 and page < view.shape[1] and number(page) == own then return page end
     end
   end
+  ways = table.concat(ways, ";")
+  book.numberings[view] = { number, back, ways }
+  return number, back, ways
 end
 
 -- When and where an entry was handed out.
@@ -350,16 +367,18 @@ function owners:check(operation, items, facts)
         if not views[allocator] then allocators[#allocators + 1] = allocator end
         views[allocator] = views[allocator] or item.view
         if item.values then value_views[allocator] = value_views[allocator] or item.view end
-        for _, view in ipairs(self.books[allocator].views) do
+        local book = self.books[allocator]
+        for _, view in ipairs(book.laid[item.view.storage] and {} or book.views) do
           if view.storage == item.view.storage and view.kv_layout == nil then
             view.kv_layout = item.view.kv_layout or false -- false: records
           end
         end
+        book.laid[item.view.storage] = true
       end
     end
   end
   if #allocators == 0 then return flagged end
-  table.sort(allocators, function(a, b) return self.books[a].number < self.books[b].number end)
+  if #allocators > 1 then table.sort(allocators, function(a, b) return self.books[a].number < self.books[b].number end) end
   local name, parameter, source = operation.name, facts.parameter, sources(self, items, facts)
   local numbers = {} -- by allocator
   local function use(which)
@@ -387,9 +406,12 @@ function owners:check(operation, items, facts)
     self.report(kind, operation, other, text:format(...), { item = { view = views[allocators[1]] } })
   end
 
-  -- `page` is the operation's, `own` the same one as its allocator calls it.
-  local function check_page(page, own, allocator, doing, index)
+  -- `page` is the operation's, `own` the same one as its allocator calls it; `what` and `index`, or row and column, say where.
+  local function check_page(page, own, allocator, doing, what, index, column)
     local book, count = self.books[allocator], allocator:references(own)
+    local holding = book.holding[own] or 0
+    if count == 1 and holding == 1 and #allocators == 1 then return count end
+    index = column and ("row %d, column %d"):format(index, column) or what .. " " .. index
     if count == math.huge then
       local held = #allocators > 1
       for _, other in ipairs(allocators) do held = held and (other == allocator or references(other, page) > 0) end
@@ -399,8 +421,6 @@ function owners:check(operation, items, facts)
       end
       return count
     end
-    local holding = book.holding[own] or 0
-    if count == 1 and holding == 1 and #allocators == 1 then return count end
     local held = false -- by any of them: they may hand out different pages of one pool
     for _, other in ipairs(allocators) do held = held or references(other, page) > 0 end
     if not held then
@@ -469,7 +489,7 @@ function owners:check(operation, items, facts)
     for j, page in ipairs(row) do
       local own = mine[j]
       if own then
-        check_page(page, own, allocator, "reads", ("row %d, column %d"):format(row.row, j - 1))
+        check_page(page, own, allocator, "reads", "row", row.row, j - 1)
       elseif page < 0 or page >= row.num_pages then
         flag(page, "missing page", nil, "%s reads row %d of %s for %d tokens, but column %d is %d, which is no page: what it should "
           .. "have held is skipped", name, row.row, parameter, row.length, j - 1, page)
@@ -513,11 +533,11 @@ function owners:check(operation, items, facts)
     return nil, any
   end
 
-  local function check_entry(page, entry, own, allocator, doing, index)
+  local function check_entry(page, entry, own, allocator, doing, what, index)
     local holder, any = holder_at(allocator, own, entry)
     if any and not holder and facts.page_size == allocator.page_size then
       flag(page, "beyond length", self:allocation(allocator, own),
-        "%s %s entry %d of page %d (%s %s), but %s has no token there", name, doing, entry, page, parameter, index,
+        "%s %s entry %d of page %d (%s %s %d), but %s has no token there", name, doing, entry, page, parameter, what, index,
         name_of(self.books[allocator], any))
     end
     return holder
@@ -527,7 +547,7 @@ function owners:check(operation, items, facts)
   local function check_slot(slot, own, allocator)
     local index, page, entry = slot[1], slot[2], slot[3]
     local book = self.books[allocator]
-    local count = check_page(page, own, allocator, "writes", "index " .. index)
+    local count = check_page(page, own, allocator, "writes", "index", index)
     if count == math.huge or flagged[page] then return end
     if count >= 2 then
       local holder = holder_at(allocator, own, entry)
@@ -538,7 +558,7 @@ function owners:check(operation, items, facts)
       end
       return
     end
-    local holder = check_entry(page, entry, own, allocator, "writes", "index " .. index)
+    local holder = check_entry(page, entry, own, allocator, "writes", "index", index)
     if flagged[page] then return end
     local meant = holder and meant_for(self, source.view, allocator, index)
     if meant and not book.holders[own][meant] then
@@ -576,6 +596,18 @@ function owners:check(operation, items, facts)
     end
   end
 
+  -- Another layer has the same tables: what was right for it is right.
+  local only, now = facts.rows and #allocators == 1 and self.books[allocators[1]], nil
+  if only then
+    local _, _, ways = numbering(only, views[allocators[1]])
+    local _, _, value_ways = numbering(only, value_views[allocators[1]] or views[allocators[1]])
+    now = { facts, only.version, ways, value_ways, source.view.storage, source.view.offset, source.version or 0,
+      self.meant[source.view.storage] }
+    local right = only.right ~= nil
+    for i = 1, 8 do right = right and now[i] == only.right[i] end
+    if right then return flagged end
+  end
+
   for _, allocator in ipairs(allocators) do
     local number, book = numbers[allocator], self.books[allocator]
     writes = nil
@@ -585,8 +617,8 @@ function owners:check(operation, items, facts)
     end
     for _, piece in ipairs(facts.reads or {}) do
       local own = number(piece[1])
-      if own and check_page(piece[1], own, allocator, "reads", "entry " .. piece[4]) and not flagged[piece[1]] then
-        check_entry(piece[1], piece[2], own, allocator, "reads", "entry " .. piece[4])
+      if own and check_page(piece[1], own, allocator, "reads", "entry", piece[4]) and not flagged[piece[1]] then
+        check_entry(piece[1], piece[2], own, allocator, "reads", "entry", piece[4])
       end
     end
     for _, slot in ipairs(facts.slots or {}) do
@@ -607,6 +639,7 @@ function owners:check(operation, items, facts)
       for _, row in ipairs(facts.value_rows) do check_row(row, allocator, first) end
     end
   end
+  if only and not next(flagged) then only.right = now end
   return flagged
 end
 
