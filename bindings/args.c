@@ -215,8 +215,8 @@ void nib_lua_options(lua_State *L, const char *operation, int index, const char 
   if (lua_type(L, index) != LUA_TTABLE) nib_lua_expected(L, operation, "opts", index, "a table of options");
   nib_lua_plain_table(L, operation, "opts", index);
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
-    const char *const *name = allowed;
-    while (*name && strcmp(*name, nib_lua_word(L, -2)) != 0) name++;
+    const char *const *name = allowed, *word = nib_lua_word(L, -2);
+    while (*name && strcmp(*name, word) != 0) name++;
     if (*name) continue;
     int key = lua_gettop(L) - 1;
     lua_pushstring(L, allowed[0]);

@@ -23,9 +23,9 @@ int64_t nib_lua_position(lua_State *L, const char *operation, const char *parame
 nib_number nib_lua_number(lua_State *L, const char *operation, const char *parameter, int index);
 /* A number that an element of the dtype can hold. */
 nib_number nib_lua_element(lua_State *L, const char *operation, const char *parameter, int index, nib_dtype dtype);
-/* A string without zero bytes. */
 /* A string that has no zero bytes, to be compared with names; "" for every other value. */
 const char *nib_lua_word(lua_State *L, int index);
+/* A string without zero bytes. */
 const char *nib_lua_text(lua_State *L, const char *operation, const char *parameter, int index);
 /* A function, or what can be called like one: functions of a host's other languages come as userdata with __call. */
 bool nib_lua_is_function(lua_State *L, int index);

@@ -203,10 +203,12 @@ struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, con
   bool valid = scale.value > 0 && !isinf(scale.value);
   NIB_OPAQUE(valid);
   nib_floats_leave(&floats);
+  if (valid && !c->stream->capture) return scale;
   char got[32];
   nib_format_real(got, sizeof got, "%.9g", value);
-  if (!valid) nib_check_fail(c, parameter, "expected a positive finite float32 value, got %s", got);
-  if (valid && c->stream->capture && c->status == NIB_OK)
+  if (!valid)
+    nib_check_fail(c, parameter, "expected a positive finite float32 value, got %s", got);
+  else if (c->status == NIB_OK)
     c->status = nib_fail(c->rt, NIB_CAPTURING,
                          "%s: %s: expected a float32 tensor of one element while the stream captures (a number would be fixed in the "
                          "graph), got the number %s",
