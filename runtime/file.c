@@ -97,8 +97,11 @@ static void name_temporary(char *out, const char *target) {
 
 /* What must be written where it is: pipes, devices, and what a process has open (/dev/stdout, also where it is a regular file). */
 static bool is_in_place(const char *path) {
+  static const char *const open[] = { "/dev/fd/", "/dev/std", "/proc/" };
   struct stat info;
-  return strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0 || (stat(path, &info) == 0 && !S_ISREG(info.st_mode));
+  for (size_t i = 0; i < sizeof open / sizeof *open; i++)
+    if (strncmp(path, open[i], strlen(open[i])) == 0) return true;
+  return stat(path, &info) == 0 && !S_ISREG(info.st_mode);
 }
 
 /* The file that `path` leads to, there or not yet; errno. */
@@ -124,12 +127,12 @@ static int resolve(struct nib_writer *w, const char *path, char *target) {
   return 0;
 }
 
-/* A new file beside the target, with what the old one's owner and mode were; errno. */
+/* A new file beside the target, with what the old one's owner and mode were; errno. Until it has them nobody else opens it. */
 static int open_beside(struct nib_writer *w, const struct stat *old) {
   if (w->replaces && faccessat(AT_FDCWD, w->target, W_OK, AT_EACCESS) != 0) return errno;
   do {
     name_temporary(w->temporary, w->target);
-    w->file = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    w->file = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, w->replaces ? 0600 : 0666);
   } while (w->file < 0 && errno == EEXIST);
   if (w->file < 0) {
     int error = errno;

@@ -547,8 +547,8 @@ NIB_API nib_status nib_rope_table(nib_stream *stream, int64_t max_position, doub
  * another dtype of the same size for the same bits, or NIB_DTYPE_NONE for the file's own. Loading waits for the file, saving for
  * the tensors; the deadline is seen while bytes are read and written, too.
  * A file is saved beside its place (as NAME.RANDOM.part) and put there when it is whole: a save that fails leaves what was there. A
- * file that is replaced keeps its mode, and a symbolic link leads to the new one. A pipe or a device is written as it is; a pipe
- * without a reader is waited for. What is loaded must be a regular file. */
+ * file that is replaced keeps its mode, and a symbolic link leads to the new one. A pipe or a device is written as it is (a
+ * pipe without a reader is waited for), and so is a file in a folder that takes no new ones. What is loaded must be a regular file. */
 
 /* NumPy .npy. Loads f4 f2 f8 u1 i1 u2 i4 i8, and b1 (bool) as uint8, little endian, C or Fortran order, versions 1 to 3 (f8 is
  * rounded to float32); with `as` also i2 u4 u8 c8 and V1 V2 V4 V8 (ml_dtypes' bfloat16 is V2, its float8_e4m3fn V1), FORMAT without.

@@ -123,6 +123,20 @@ describe("saving", function()
     assert.equal("file\n", files())
   end)
 
+  it("keeps the old file below /dev, too, where that is a file system #quick", function()
+    local there = process.run("mktemp -d /dev/shm/nibble.XXXXXX").stdout:gsub("%s+$", "")
+    if there == "" then pending("no /dev/shm that can be written") end
+    process.run("rmdir " .. quote(folder))
+    folder = there
+    local path = path_of("file")
+    write(path, "old")
+    local file = assert(nibble.create(path))
+    file:write("new")
+    assert.equal("old", process.read(path))
+    assert.is_true(file:close())
+    assert.equal("new", process.read(path))
+  end)
+
   it("says of a closed writer, of other values and of none that they are not what it takes #quick", function()
     local file = assert(nibble.create(path_of("file")))
     assert.error_matches(function() file:write(1) end, "writer:write: text: expected a string, got 1", 1, true)
