@@ -94,8 +94,9 @@ NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
  * A new version has the full limits for itself while the old one is still there, so for a while there may be twice as much. Then the
  * old version goes. If the limits then do not hold both `state` and the new version, `state` is dropped: the new version is loaded
  * again, as a first one, with an empty `state`, and nib_sandbox_error says so (otherwise OK has no message). If that fails, it stays
- * as it was loaded before, with all of `state`, and its calls have no memory until the next version comes. With keep_state the
- * limits hold for both versions together: `state` is never dropped, and a version that does not fit is MEMORY or SCRIPT. */
+ * as it was loaded before, with all of `state`, and its calls have no memory until the next version comes (with an empty `state` at
+ * once, where there is more than twice the limits). With keep_state the limits hold for both versions together: `state` is never
+ * dropped, and a version that does not fit is MEMORY or SCRIPT. */
 NIB_API nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us);
 
 /* What goes into a call and out of it. Both functions may raise Lua errors, which end the call like the script's own. */

@@ -308,13 +308,14 @@ static void set_allowance(nib_sandbox *sandbox, bool beside) {
                  config->streams + (beside ? sandbox->module->count[NIB_LUA_STREAM] : 0));
 }
 
-static bool is_too_much(const nib_sandbox *sandbox) {
+/* Whether there is more than `times` the limits. */
+static bool is_too_much(const nib_sandbox *sandbox, int32_t times) {
   const nib_sandbox_config *config = &sandbox->config;
-  bool too_much = sandbox->lua_used > config->lua_memory || sandbox->module->count[NIB_LUA_STREAM] > config->streams;
+  bool too_much = sandbox->lua_used / (size_t)times > config->lua_memory;
   for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++)
-    too_much = too_much || (class != NIB_LUA_STREAM && sandbox->module->count[class] > config->tensors);
+    too_much = too_much || sandbox->module->count[class] / times > (class == NIB_LUA_STREAM ? config->streams : config->tensors);
   for (int32_t i = 0; i < nib_device_count(sandbox->runtime); i++)
-    too_much = too_much || nib_device_memory(nib_device_at(sandbox->runtime, i)).used_bytes > config->device_memory;
+    too_much = too_much || nib_device_memory(nib_device_at(sandbox->runtime, i)).used_bytes / (uint64_t)times > config->device_memory;
   return too_much;
 }
 
@@ -354,12 +355,15 @@ static int load_script(lua_State *L) {
   lua_settop(L, 0);
   bool reloaded = lua_rawgetp(L, LUA_REGISTRYINDEX, &environment_key) != LUA_TNIL;
   lua_settop(L, 0);
-  if (!sandbox->config.keep_state) set_allowance(sandbox, true);
-  lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
-  load_version(L, script, reloaded);
-  lua_settop(L, 0);
-  if (is_too_much(sandbox)) collect(L); /* the old version */
-  if (!is_too_much(sandbox)) return 0;
+  if (reloaded && !sandbox->config.keep_state) collect(L); /* garbage is no reason for more memory */
+  if (!is_too_much(sandbox, 2)) { /* or it would grow with each version that takes what `state` had and fails with an empty one */
+    if (!sandbox->config.keep_state) set_allowance(sandbox, true);
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
+    load_version(L, script, reloaded);
+    lua_settop(L, 0);
+    if (is_too_much(sandbox, 1)) collect(L); /* the old version */
+    if (!is_too_much(sandbox, 1)) return 0;
+  }
   set_allowance(sandbox, true);
   lua_newtable(L);
   load_version(L, script, false);

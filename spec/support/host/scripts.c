@@ -342,6 +342,29 @@ static void hot_fixes(void) {
     }
 }
 
+/* A version that takes what `state` had, and fails where it is loaded once more: it stays above the limits, but the next ones get no
+ * more by the same trick. */
+static void greedy_fixes(void) {
+  static const char greedy[] = "state.n = (state.n or 0) + 1 n = state.n\n"
+                               "local kept = state.kept state.kept = nil kept = nil\n"
+                               "local t = {} pcall(function() while true do t[#t + 1] = {('x'):rep(100) .. #t} end end)\n"
+                               "t[#t] = nil state.kept = t\n"
+                               "if n == 1 and loads > 1 then error('not with an empty state') end\n"
+                               "function version() return n end";
+  nib_sandbox *sandbox = create(&(nib_sandbox_config){ .lua_memory = 1 << 20 });
+  char code[1024];
+  for (int i = 1; i <= 10; i++) {
+    snprintf(code, sizeof code, "local loads = %d %s", i, greedy);
+    CHECK_SCRIPT(i == 1 ? NIB_OK : NIB_SCRIPT, sandbox, LOAD(sandbox, code));
+    CHECK(number_of(sandbox, "version") == (i < 3 ? i : 3));
+    CHECK(nib_sandbox_lua_memory(sandbox) <= 5 << 20);
+  }
+  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function version() return next(state) and 1 or 7 end"));
+  CHECK(number_of(sandbox, "version") == 7);
+  CHECK(nib_sandbox_lua_memory(sandbox) <= 1 << 20);
+  nib_sandbox_close(sandbox);
+}
+
 /* ---- Cancelling ---- */
 
 struct canceller {
@@ -542,6 +565,7 @@ int main(void) {
   guarded_state();
   reloading();
   hot_fixes();
+  greedy_fixes();
   cancelling();
   queued_work();
   closing();
