@@ -61,7 +61,8 @@ int main(void) {
     nib_tensor_release(u);
     nib_stream_release(stream);
     nib_runtime_close(runtime);
-    /* A runtime of the child's own works. */
+    /* A runtime of the child's own works. (Not under AddressSanitizer: its allocator's locks stay as the parent's threads had them.) */
+#ifndef __SANITIZE_ADDRESS__
     OK(NULL, nib_runtime_create(NULL, &runtime));
     cpu = cpu_of(runtime);
     t = make(cpu, NIB_FLOAT32, 300000);
@@ -70,6 +71,7 @@ int main(void) {
     CHECK(values[0] == 8 && values[299999] == 8);
     nib_tensor_release(t);
     nib_runtime_close(runtime);
+#endif
     _exit(0); /* a sanitizer would look for leaks of the parent in here */
   }
   int status = -1;
