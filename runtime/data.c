@@ -587,15 +587,14 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   if (device->backend->host_memory) return fetch_pieces(tensor, data);
   if (nib_tensor_is_contiguous(tensor)) return download(tensor, data, bytes);
   nib_tensor *packed = NULL;
-  nib_stream *idle = NULL; /* so that it waits for this copy alone */
-  nib_status status = nib_stream_create(device, 0, &idle);
+  /* A stream of the runtime's own, so that it waits for such copies alone, and however many a script has open. */
+  nib_status status = device->fetches ? NIB_OK : nib_stream_open_own(device, &device->fetches);
   if (status == NIB_OK) status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
-  if (status == NIB_OK) status = nib_tensor_copy(idle, packed, tensor);
+  if (status == NIB_OK) status = nib_tensor_copy(device->fetches, packed, tensor);
   if (status == NIB_OK) /* trouble stays to be told */
     status = nib_uses_wait(device, &packed->storage->deferred.uses, true, NIB_UNLIMITED);
   if (status == NIB_OK) status = download(packed, data, bytes);
   nib_tensor_release(packed);
-  nib_stream_release(idle);
   return status;
 }
 

@@ -178,6 +178,7 @@ struct nib_device {
   void *impl;
   nib_device_info info;
   nib_stream *default_stream, *streams;
+  nib_stream *fetches; /* where tensors that are not compact are packed to be read; NULL: none yet */
   struct nib_capture *capture; /* the open one */
   struct nib_storage *storages;
   nib_module *modules;

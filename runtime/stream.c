@@ -19,7 +19,7 @@ static nib_stream *find_released(nib_device *device, int32_t priority, bool *ful
   int64_t limit = device->runtime->config.streams, count = 0, all = 0;
   nib_stream *unfinished = NULL;
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
-    if (stream->wrapped || stream == device->default_stream || stream == device->runtime->frees) continue;
+    if (stream->wrapped || stream == device->default_stream || stream->id == 0) continue; /* 0: the runtime's own */
     all++;
     if (!stream->released || stream->capture || (limit == 0 && stream->priority != priority)) continue;
     if (device->backend->reached(stream, stream->submitted)) return stream;

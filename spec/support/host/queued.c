@@ -149,6 +149,13 @@ static void limited_streams(void) {
   struct gate gate = CLOSED_GATE;
   CHECK_STATUS(NIB_MEMORY, runtime, nib_stream_create(device, 0, &c));
   CHECK(!c && strstr(nib_error(runtime), "stream: streams: expected at most 2 of "));
+  OK(runtime, nib_tensor_fill(a, x, NIB_REAL(4)));
+  nib_tensor *odd = NULL; /* is packed on a GPU, in a stream of the runtime's own */
+  float elements[50] = { 0 };
+  OK(runtime, nib_tensor_as_strided(x, 1, (int64_t[]){ 50 }, (int64_t[]){ 2 }, 0, &odd));
+  for (int i = 0; i < 3; i++) OK(runtime, nib_tensor_read(odd, elements, sizeof elements, NIB_UNLIMITED));
+  CHECK(elements[0] == 4 && elements[49] == 4);
+  nib_tensor_release(odd);
   OK(runtime, nib_stream_call(b, hold, &gate));
   nib_stream_release(b);
   OK(runtime, nib_stream_create(device, -1, &c)); /* whose work comes behind that which is queued yet */
