@@ -401,6 +401,7 @@ int nib_lua_peek(lua_State *L) {
   int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
   lua_settop(L, 1);
   if (lua_type(L, 1) != LUA_TTABLE) nib_lua_expected(L, "peek", "access", 1, "a table, as observations have them");
+  nib_lua_plain_table(L, "peek", "access", 1);
   int64_t storage = field(L, "storage"), offset = field(L, "offset");
   lua_getfield(L, 1, "dtype");
   nib_dtype dtype = nib_lua_dtype(L, "peek", "dtype", 2);

@@ -146,6 +146,15 @@ describe("the installed tree", function()
     end
   end)
 
+  it("is explained by --help; no other option or second word is taken for a configuration", function()
+    local script = quote(root .. "/scripts/install")
+    assert.matches("^Installs what .*%-%-uninstall.*share/man", process.run(script .. " --help").stdout)
+    for words, message in pairs { ["--no"] = "no option: --no", ["release debug"] = "expected one configuration or --uninstall, got "
+      .. "release debug" } do
+      assert.same({ status = 1, stdout = "", stderr = "scripts/install: " .. message .. "\n" }, process.run(script .. " " .. words))
+    end
+  end)
+
   it("may lie below a name that looks like a variable", function()
     with("cc", "pkg-config")
     local odd = folder .. "/a$HOME"

@@ -60,6 +60,18 @@ describe("scripts/mutate", function()
     end
   end)
 
+  it("--list, --help and a wrong use need Lua and nothing that is installed or built for them", function()
+    local result = process.run(([[
+      cd / && bin=$(mktemp -d) && trap 'rm -rf "$bin"' EXIT || exit
+      for name in dirname cut tr lua5.4 lua54 lua; do path=$(command -v $name) && ln -s "$path" "$bin/$name"; done
+      for name in apt-get sudo; do printf '#!/bin/sh\necho "$0 $*" >&2; exit 1\n' >"$bin/$name" && chmod +x "$bin/$name"; done
+      unset CC
+      for options in --list --help --no nothing-of-this-name; do PATH=$bin /bin/sh %s $options >"$bin/out"; echo $?; done]]):format(
+      process.quote(root .. "scripts/mutate")))
+    assert.equal("0\n0\n2\n2\n", result.stdout)
+    assert.equal("scripts/mutate: no option: --no\nscripts/mutate: no mistake has such a text: nothing-of-this-name\n", result.stderr)
+  end)
+
   -- Its loop, on a small repository that has no compiler in it.
   it("tells what each mistake came to, and fails when a spec is missing", function()
     local folder = process.run("mktemp -d").stdout:gsub("\n$", "")

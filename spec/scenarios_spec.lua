@@ -253,6 +253,33 @@ describe("nibble scenario", function()
     assert.matches("stack traceback", result.stdout)
   end)
 
+  it("does not shrink what does not fit into memory", function()
+    write("large.lua", [[
+      local nibble = require "nibble"
+      return {
+        title = "large", parameters = { size = { 48, min = 1, max = 60 } }, steps = 1,
+        setup = function() end,
+        step = function(run)
+          if run.p.size < 48 then error("it was shrunk") end
+          nibble.zeros(1 << run.p.size, { device = "cpu" })
+        end,
+      }]])
+    local result = run("./large.lua --device cpu")
+    assert.are.same({ 1, "" }, { result.status, result.stderr })
+    assert.matches("\nFAILED at step 1: [^\n]*zeros: memory: expected [^\n]*\nrepeat:   [^\n]* scenario %./large%.lua %-%-seed 1 ",
+      result.stdout)
+  end)
+
+  it("says so when Lua has no memory left", function() -- no message handler is called then
+    if process.sanitized() then return pending("AddressSanitizer needs more address space than the limit leaves") end
+    write("full.lua", [[
+      return { title = "full", steps = 1, setup = function() end, step = function() return (("x"):rep(1 << 30)) end }]])
+    local result = process.run(("cd %s && ulimit -v 1000000 && NIBBLE_DEVICE=cpu %s scenario ./full.lua"):format(quote(folder),
+      quote(command)))
+    assert.are.same({ 1, "" }, { result.status, result.stderr })
+    assert.matches("\nFAILED at step 1: not enough memory\nrepeat:   ", result.stdout)
+  end)
+
   it("finds what differs between the graphs and the eager run", function()
     write("stale.lua", [[
       local nibble = require "nibble"

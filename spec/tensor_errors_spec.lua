@@ -41,6 +41,7 @@ describe("tables with __index or __len #quick", function()
       function(p) append(x, x, slots, { kv, kv }, { sf, sf }, 1, 1, p) end },
     save = { "save", "tensors", { t = t }, function(p) nibble.save("/nonexistent/folder/x.safetensors", p) end },
     stream = { "stream", "opts", { priority = -1 }, function(p) nibble.stream(p) end },
+    peek = { "peek", "access", { storage = t:storage(), offset = 0, dtype = "float32", shape = { 1 }, stride = { 1 } }, nibble.peek },
     ["peek's shape"] = { "peek", "shape", { 1 }, function(p)
       nibble.peek({ storage = t:storage(), offset = 0, dtype = "float32", shape = p, stride = { 1 } })
     end },

@@ -653,6 +653,11 @@ describe("nibble trace", function()
     assert.same({ 0, "", "" }, { converted.status, converted.stderr, converted.stdout })
     assert.is_true(#json.decode(process.read(out)).traceEvents > 50)
     os.remove(out)
+    local text = process.read(path)
+    local itself = run("trace " .. path .. " --chrome " .. path)
+    assert.same({ 2, "nibble trace: --chrome: expected another file than the trace, got " .. path .. "\n" },
+      { itself.status, itself.stderr })
+    assert.is_true(text == process.read(path))
   end)
 
   it("reads a trace that a killed run left, with a warning, in all that it does #quick", function()

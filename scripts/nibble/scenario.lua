@@ -271,10 +271,9 @@ local function attempt_once(def, opts)
       if def.finish then def.finish(run) end
     end)
   end
-  local raised
-  local ok = xpcall(work, function(err)
-    raised = err
+  local ok, raised = xpcall(work, function(err) -- not called when Lua's memory is used up
     outcome.traceback = outcome.traceback or debug.traceback("", 2)
+    return err
   end)
   if not ok then
     if type(raised) == "string" and raised:find("interrupted!$") then error(raised, 0) end
@@ -419,7 +418,13 @@ function scenario.command_line(def, opts, command)
   return table.concat(words, " ")
 end
 
---- What failed, the smallest parameters that fail so, the seed and the line that repeats it.
+-- Smaller parameters say nothing about what did not fit into memory, and those just below it run for minutes.
+local function out_of_memory(message)
+  return message:find "not enough memory$" or message:find "%(out of memory%)$" or message:find ": memory: expected at most "
+end
+
+--- What failed, the smallest parameters that fail so, the seed and the line that repeats it. What does not fit into memory is not
+--- shrunk.
 ---@param def table
 ---@param opts nibble.attempt
 ---@param outcome nibble.outcome
@@ -427,6 +432,9 @@ end
 ---@return string
 function scenario.explain(def, opts, outcome, command)
   if opts.plant then return "FAILED at " .. outcome.message end -- it was to fail
+  if outcome.kind == "error" and out_of_memory(outcome.message) then
+    return ("FAILED at %s\nrepeat:   %s"):format(outcome.message, scenario.command_line(def, opts, command))
+  end
   local smallest, again = scenario.shrink(def, opts, outcome)
   local list = {}
   for _, name in ipairs(scenario.parameters(def)) do list[#list + 1] = ("%s = %s"):format(name, tostring(smallest.p[name])) end

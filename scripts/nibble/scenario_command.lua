@@ -212,7 +212,7 @@ local function run_one(scenario, def, arguments)
       attempt.steps, outcome.run.compared / 1e6, def.verdict and "; " .. visible(def.verdict(outcome.run)) or ""))
   else
     print(visible(scenario.explain(def, attempt, outcome, command)))
-    if outcome.kind == "error" then print(visible(outcome.traceback)) end
+    if outcome.kind == "error" and outcome.traceback then print(visible(outcome.traceback)) end
     for _, report in ipairs(outcome.reports or {}) do -- of checked mode, beside what failed: perhaps its cause
       if report ~= outcome.message then print(visible(report)) end
     end

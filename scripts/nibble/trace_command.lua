@@ -58,6 +58,7 @@ return function(path, ...)
   end
   local run, message = trace.read(path)
   if not run then return complain(1, "%s", message) end
+  if opts.chrome == path then return complain(2, "--chrome: expected another file than the trace, got %s", path) end
   if run.cut then complain(0, "warning: %s; it is read up to there", run.cut) end
   if opts.chrome then
     local ok, why = trace.chrome(run, opts.chrome)

@@ -85,7 +85,7 @@ return {
     { "indices are taken for compact", ".stride = tensor->stride[last]", ".stride = 1" },
     { "rows of indices are taken for compact", "tensor->stride[0] : 0", "tensor->shape[1] : 0", spec = "dequantize" },
     { "an infinite scale is taken", "&& !isinf(scale.value)", "", spec = "checks_append" },
-    { "a number is taken as a scale in a capture", "c->stream->capture &&", "false &&", spec = "checks_append" },
+    { "a number is taken as a scale in a capture", "valid && !c->stream->capture", "valid", spec = "checks_append" },
     { "a scale is fixed at capture", "scale.pointer = nib_tensor_data(source->tensor);",
       "scale.pointer = nib_tensor_data(source->tensor), scale.value = c->stream->capture ? *scale.pointer : 0, "
         .. "scale.pointer = c->stream->capture ? NULL : scale.pointer;", spec = "scenarios" },
