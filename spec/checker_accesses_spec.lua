@@ -54,7 +54,7 @@ local function new_world(random)
     for parameter, access in pairs(accesses.indices(observation) or {}) do contents[parameter] = nibble.peek(access) end
     for _, item in ipairs((accesses.expand(observation, contents))) do
       local set = (item.write and written or read)[name_of[item.view.storage]] or {}
-      local list = assert(item.spans())
+      local list = assert(item:spans())
       for i = 1, #list, 2 do
         for byte = list[i], list[i + 1] - 1 do set[byte] = true end
       end

@@ -202,6 +202,7 @@ struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, con
   scale.value = (float)value;
   bool valid = scale.value > 0 && !isinf(scale.value);
   NIB_OPAQUE(valid);
+  NIB_OPAQUE(scale.value);
   nib_floats_leave(&floats);
   if (valid && !c->stream->capture) return scale;
   char got[32];

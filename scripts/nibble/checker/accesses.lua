@@ -1,7 +1,7 @@
 -- What an operation really reads and writes: of paged caches and index tensors only what slots, tables, lengths and positions say.
 --
--- expand(observation, contents) gives a list of items {view, write, touch, parameter, spans(), pieces} and facts about pages.
--- `spans()` is the list of bytes, or nil when it is not known. `pieces` of a paged cache are {page, first entry, entries}.
+-- expand(observation, contents) gives a list of items {view, write, touch, parameter, spans, pieces} and facts about pages.
+-- `item:spans()` is the list of bytes, or nil when it is not known. `pieces` of a paged cache are {page, first entry, entries}.
 -- `touch`: a kernel of the user's, of which only the tensors are known.
 
 local spans = require "nibble.checker.spans"
@@ -10,11 +10,11 @@ local accesses = {}
 
 -- Parameters whose contents decide where an operation reads and writes.
 local indices = {
-  append = { "slot_mapping" },
-  dequantize = { "block_tables", "seq_lens" },
-  materialize = { "block_tables", "seq_lens", "kv_page_indptr" },
-  rope_insert = { "slot_mapping", "positions" },
-  mla_dequantize = { "slots" },
+  append = { slot_mapping = true },
+  dequantize = { block_tables = true, seq_lens = true },
+  materialize = { block_tables = true, seq_lens = true, kv_page_indptr = true },
+  rope_insert = { slot_mapping = true, positions = true },
+  mla_dequantize = { slots = true },
 }
 
 local function by_parameter(observation)
@@ -30,8 +30,10 @@ end
 function accesses.indices(observation)
   local names = not observation.user_kernel and indices[observation.kernel]
   if not names then return nil end
-  local named, wanted = by_parameter(observation), {}
-  for _, name in ipairs(names) do wanted[name] = named[name] end
+  local wanted = {}
+  for _, access in ipairs(observation.accesses) do
+    if names[access.parameter] then wanted[access.parameter] = access end
+  end
   return wanted
 end
 
@@ -49,14 +51,10 @@ end
 
 ------------------------------------------------------------------------------------------------------------- items
 
--- `build` makes the spans when somebody asks for them: most accesses are ordered, and nobody does.
-local function new_item(view, build, pieces)
-  local item, done, list = { view = view, write = view.write, parameter = view.parameter, pieces = pieces }, false, nil
-  function item.spans()
-    if not done then done, list = true, build(view) end
-    return list
-  end
-  return item
+-- The bytes of an item, made when somebody asks for them: most accesses are ordered, and nobody does.
+local function item_spans(item)
+  if not item.done then item.done, item.list = true, item.build(item.view) end
+  return item.list
 end
 
 local function nothing() return {} end
@@ -83,39 +81,41 @@ end
 local MOST = 65536 -- ranges, as in spans
 
 -- Pieces of a paged cache [pages, tokens, heads, x], or with heads and tokens changed.
-local function of_pieces(pieces, layout)
-  return function(view)
-    local size, shape, stride = spans.item_bytes[view.dtype], view.shape, view.stride
-    local token = layout == "HND" and 3 or 2
-    local offset, ps, ts, hs = view.offset, stride[1] * size, stride[token] * size, stride[5 - token] * size
-    local heads, bytes, list, n = shape[5 - token], shape[4] * size, {}, 0
-    if heads == 0 or bytes == 0 then return list end
-    local packed = stride[4] == 1 or shape[4] == 1
-    local whole = packed and (heads == 1 or hs == bytes) and heads * bytes -- of a token, if it is one range
-    for _, piece in ipairs(pieces) do
-      local base, tokens = offset + piece[1] * ps + piece[2] * ts, piece[3]
-      if n > 2 * MOST then
-        return nil
-      elseif whole and (ts == whole or tokens == 1) then
-        list[n + 1], list[n + 2], n = base, base + tokens * whole, n + 2
-      elseif packed and (ts == bytes or tokens == 1) and hs == tokens * bytes then
-        list[n + 1], list[n + 2], n = base, base + heads * hs, n + 2
-      elseif packed and (ts == bytes or tokens == 1) then
-        for h = 0, heads - 1 do
-          list[n + 1], list[n + 2], n = base + h * hs, base + h * hs + tokens * bytes, n + 2
-        end
-      else
-        if not spans.add_box(list, base, { { shape[4], stride[4] * size }, { heads, hs }, { tokens, ts } }, size) then return nil end
-        n = #list
+local function pieces_of(view, pieces, layout)
+  local size, shape, stride = spans.item_bytes[view.dtype], view.shape, view.stride
+  local token = layout == "HND" and 3 or 2
+  local offset, ps, ts, hs = view.offset, stride[1] * size, stride[token] * size, stride[5 - token] * size
+  local heads, bytes, list, n = shape[5 - token], shape[4] * size, {}, 0
+  if heads == 0 or bytes == 0 then return list end
+  local packed = stride[4] == 1 or shape[4] == 1
+  local whole = packed and (heads == 1 or hs == bytes) and heads * bytes -- of a token, if it is one range
+  for _, piece in ipairs(pieces) do
+    local base, tokens = offset + piece[1] * ps + piece[2] * ts, piece[3]
+    if n > 2 * MOST then
+      return nil
+    elseif whole and (ts == whole or tokens == 1) then
+      list[n + 1], list[n + 2], n = base, base + tokens * whole, n + 2
+    elseif packed and (ts == bytes or tokens == 1) and hs == tokens * bytes then
+      list[n + 1], list[n + 2], n = base, base + heads * hs, n + 2
+    elseif packed and (ts == bytes or tokens == 1) then
+      for h = 0, heads - 1 do
+        list[n + 1], list[n + 2], n = base + h * hs, base + h * hs + tokens * bytes, n + 2
       end
+    else
+      if not spans.add_box(list, base, { { shape[4], stride[4] * size }, { heads, hs }, { tokens, ts } }, size) then return nil end
+      n = #list
     end
-    return spans.merged(list)
   end
+  return spans.merged(list)
+end
+
+local function of_pieces(pieces, layout)
+  return function(view) return pieces_of(view, pieces, layout) end
 end
 
 -- The same as an operation's access, with what makes spans of other pieces.
 local function of_cache(pieces, layout)
-  return { of_pieces(pieces, layout), pieces, of = function(some) return of_pieces(some, layout) end }
+  return { of_pieces(pieces, layout), pieces, of = function(view, some) return pieces_of(view, some, layout) end }
 end
 
 -- V scales interleaved over 4 tokens, [pages, heads, tokens, blocks].
@@ -159,7 +159,8 @@ end
 
 --- The bytes of one piece of a paged cache or of a record cache.
 function accesses.piece(view, piece)
-  return (view.kv_layout and of_pieces({ piece }, view.kv_layout) or of_records({ piece }))(view)
+  if view.kv_layout then return pieces_of(view, { piece }, view.kv_layout) end
+  return of_records({ piece })(view)
 end
 
 --- The page that a byte of a paged cache lies in, and the entry of it (nil: of a record cache, or of interleaved scales).
@@ -181,7 +182,7 @@ end
 --------------------------------------------------------------------------------------------------------- operations
 
 -- Each gets the accesses and the contents (lists of integers) by parameter, and adds to `out` by parameter what is more exact
--- than the whole view: a function for new_item, and the pieces. It returns the facts.
+-- than the whole view: what makes the spans, and the pieces. It returns the facts.
 local exact = {}
 
 -- The slots that point into a cache: {index (from 0), page, entry}.
@@ -346,10 +347,10 @@ end
 --- Items and facts: {slots | rows, parameter}. `contents[parameter]` are bytes; without one of them all that hangs on it is
 --- unknown. With a cache: `geometry` is a text that says all of the operation but its contents and where its views lie.
 function accesses.expand(observation, contents, cache, geometry)
-  local named, out, facts = by_parameter(observation), {}, nil
+  local out, facts = {}, nil
   local wanted = accesses.indices(observation)
   if wanted then
-    local complete = true
+    local named, complete = by_parameter(observation), true
     for name in pairs(wanted) do complete = complete and contents[name] end
     if complete then
       out, facts = exactly(observation, named, contents, wanted, cache, geometry)
@@ -357,13 +358,13 @@ function accesses.expand(observation, contents, cache, geometry)
       for name in pairs(named) do out[name] = not wanted[name] and { unknown } or nil end
     end
   end
-  local items = {}
+  local items, touch = {}, observation.user_kernel
   for i, access in ipairs(observation.accesses) do
-    local special = out[access.parameter] or { spans.of_view }
-    items[i] = new_item(access, special[1], special[2])
-    items[i].values, items[i].of_pieces = special.values, special.of
-    items[i].exact = out[access.parameter] ~= nil -- the view does not say which bytes
-    if observation.user_kernel then items[i].touch, items[i].write = true, false end
+    local special = access.parameter and out[access.parameter]
+    items[i] = { view = access, write = access.write and not touch, touch = touch, parameter = access.parameter,
+      exact = special ~= nil, -- the view does not say which bytes
+      spans = item_spans, done = false, build = special and special[1] or spans.of_view, pieces = special and special[2],
+      of_pieces = special and special.of, values = special and special.values }
   end
   return items, facts
 end

@@ -65,12 +65,12 @@ end
 
 --- The bytes of an item. Views are looked up: the same view is used again and again, and has the same list then.
 function memory:spans(item)
-  if item.exact then return item.spans() end
+  if item.exact then return item:spans() end
   local views, key = self:storage(item.view.storage).views, view_key(item.view)
   local known = views[key]
   if known == nil then
     if views.count == MOST_VIEWS then views = { count = 0 } end
-    known, views.count = item.spans() or false, views.count + 1
+    known, views.count = item:spans() or false, views.count + 1
     views[key], self:storage(item.view.storage).views = known, views
   end
   return known or nil
@@ -90,6 +90,19 @@ end
 ----------------------------------------------------------------------------------------------------------- the order
 
 local function verb(item) return item.write and "writes" or item.touch and "uses" or "reads" end
+
+local log_keys = {}
+for _, what in ipairs { "writes", "uses", "reads" } do log_keys[what] = setmetatable({}, { __mode = "k" }) end
+
+local function log_key(item)
+  local what = verb(item)
+  local key = log_keys[what][item.view]
+  if not key then
+    key = view_key(item.view) .. what
+    log_keys[what][item.view] = key
+  end
+  return key
+end
 
 local function shape_of(view) return ("%s {%s}"):format(view.dtype, table.concat(view.shape, ", ")) end
 
@@ -338,7 +351,7 @@ function memory:log(logs, operation, item, settled)
   end
   operation.order = operation.order or self:next_order()
   local entry = { operation = operation, item = item }
-  local key = item.key or not item.exact and view_key(item.view) .. verb(item)
+  local key = item.key or not item.exact and log_key(item)
   if key then -- the same view once more: the newer access says all that the older one did
     if log.last[key] then log.last[key].dead = true end
     log.last[key], entry.key = entry, key
@@ -424,7 +437,7 @@ function memory:first_unwritten(item, skip)
   if item.pieces and item.of_pieces and storage.fresh then -- pages that were whole are whole until they change hands
     local pieces = unproven(storage, item)
     if #pieces == 0 then return nil end
-    list = item.of_pieces(pieces)(item.view)
+    list = item.of_pieces(item.view, pieces)
   else
     list = self:spans(item)
   end

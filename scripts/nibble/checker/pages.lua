@@ -646,7 +646,7 @@ end
 --- Slots that are there twice.
 function owners:check_slots(operation, facts)
   local seen = {}
-  for _, slot in ipairs(facts.slots or {}) do
+  for _, slot in ipairs(facts.slots and #facts.slots > 1 and facts.slots or {}) do
     local index, page, entry = slot[1], slot[2], slot[3]
     local pages = seen[page] or {}
     seen[page] = pages

@@ -20,16 +20,18 @@ function spans.merged(list)
     end
   end
   if sorted then return list end
-  local order = {}
-  for i = 1, #list, 2 do order[#order + 1] = i end
-  table.sort(order, function(a, b) return list[a] < list[b] end)
-  local result = {}
-  for _, i in ipairs(order) do
-    local n = #result
-    if n > 0 and list[i] <= result[n] then
-      if list[i + 1] > result[n] then result[n] = list[i + 1] end
+  local lows, highs, result, n = {}, {}, {}, 0
+  for i = 1, #list, 2 do
+    local low, high = list[i], list[i + 1]
+    if not highs[low] then lows[#lows + 1] = low end
+    if not highs[low] or high > highs[low] then highs[low] = high end
+  end
+  table.sort(lows)
+  for _, low in ipairs(lows) do
+    if n > 0 and low <= result[n] then
+      if highs[low] > result[n] then result[n] = highs[low] end
     else
-      result[n + 1], result[n + 2] = list[i], list[i + 1]
+      result[n + 1], result[n + 2], n = low, highs[low], n + 2
     end
   end
   return result

@@ -1,34 +1,8 @@
 /* Work is asynchronous, in order inside its stream, and independent between streams unless an event says otherwise. No
  * time is measured: a host function in the stream holds it until it is told to go on. */
-#include <pthread.h>
 #include <unistd.h>
 
-#include "host.h"
-
-struct gate {
-  pthread_mutex_t mutex;
-  pthread_cond_t changed;
-  int open, reached;
-};
-
-#define CLOSED_GATE { .mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER }
-
-static nib_status hold(void *user) {
-  struct gate *gate = user;
-  pthread_mutex_lock(&gate->mutex);
-  gate->reached = 1;
-  pthread_cond_broadcast(&gate->changed);
-  while (!gate->open) pthread_cond_wait(&gate->changed, &gate->mutex);
-  pthread_mutex_unlock(&gate->mutex);
-  return NIB_OK;
-}
-
-static void open_gate(struct gate *gate) {
-  pthread_mutex_lock(&gate->mutex);
-  gate->open = 1;
-  pthread_cond_broadcast(&gate->changed);
-  pthread_mutex_unlock(&gate->mutex);
-}
+#include "gate.h"
 
 static nib_status fail(void *user) {
   (void)user;

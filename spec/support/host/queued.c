@@ -1,40 +1,6 @@
 /* How much may be queued, how many streams there may be, and dropping what is queued. Host functions hold streams, and a
  * parallel_for of the host's holds a kernel: nothing depends on time. */
-#include <dirent.h>
-#include <pthread.h>
-
-#include "host.h"
-
-struct gate {
-  pthread_mutex_t mutex;
-  pthread_cond_t changed;
-  int open, reached;
-};
-
-#define CLOSED_GATE { .mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER }
-
-static nib_status hold(void *user) {
-  struct gate *gate = user;
-  pthread_mutex_lock(&gate->mutex);
-  gate->reached = 1;
-  pthread_cond_broadcast(&gate->changed);
-  while (!gate->open) pthread_cond_wait(&gate->changed, &gate->mutex);
-  pthread_mutex_unlock(&gate->mutex);
-  return NIB_OK;
-}
-
-static void open_gate(struct gate *gate) {
-  pthread_mutex_lock(&gate->mutex);
-  gate->open = 1;
-  pthread_cond_broadcast(&gate->changed);
-  pthread_mutex_unlock(&gate->mutex);
-}
-
-static void wait_until_reached(struct gate *gate) {
-  pthread_mutex_lock(&gate->mutex);
-  while (!gate->reached) pthread_cond_wait(&gate->changed, &gate->mutex);
-  pthread_mutex_unlock(&gate->mutex);
-}
+#include "gate.h"
 
 static nib_runtime *create(const nib_config *config) {
   nib_runtime *runtime = NULL;
@@ -130,15 +96,6 @@ static void limited_bytes(void) {
 }
 
 /* ---- The limit of streams ---- */
-
-static int threads(void) {
-  int count = 0;
-  DIR *folder = opendir("/proc/self/task");
-  CHECK(folder);
-  for (struct dirent *entry; (entry = readdir(folder)) != NULL;) count += entry->d_name[0] != '.';
-  closedir(folder);
-  return count;
-}
 
 static void limited_streams(void) {
   nib_runtime *runtime = create(&(nib_config){ .streams = 2, .threads = 1 }), *none = NULL;

@@ -1,10 +1,9 @@
 /* Sandboxes as their host sees them: calls with values, statuses, extensions, reloading, cancelling, failing memory. */
-#include <dirent.h>
 #include <lauxlib.h>
 #include <pthread.h>
 #include <time.h>
 
-#include "host.h"
+#include "gate.h"
 #include "nibble_lua.h"
 
 #define LOAD(sandbox, code) nib_sandbox_load(sandbox, "test", code, strlen(code), 60000000)
@@ -463,15 +462,6 @@ static void closing(void) {
   start = processor_time();
   nib_sandbox_close(sandbox);
   CHECK(processor_time() - start < whole / 2);
-}
-
-static int threads(void) {
-  int count = 0;
-  DIR *folder = opendir("/proc/self/task");
-  CHECK(folder);
-  for (struct dirent *entry; (entry = readdir(folder)) != NULL;) count += entry->d_name[0] != '.';
-  closedir(folder);
-  return count;
 }
 
 static void many_streams(void) {

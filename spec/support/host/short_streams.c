@@ -1,19 +1,9 @@
 /* Streams that live for a moment: their work is done all the same, in the order of each, and their threads do not stay. */
-#include <dirent.h>
 #include <time.h>
 
-#include "host.h"
+#include "gate.h"
 
 enum { STREAMS = 40000, AT_ONCE = 100 };
-
-static int threads(void) {
-  int count = 0;
-  DIR *folder = opendir("/proc/self/task");
-  CHECK(folder);
-  for (struct dirent *entry; (entry = readdir(folder));) count += entry->d_name[0] != '.';
-  closedir(folder);
-  return count;
-}
 
 /* A thread goes a moment after its stream: as long as it takes on a busy machine, but not for ever. */
 static int threads_down_to(int most) {

@@ -1,29 +1,6 @@
 /* nib_tick and nib_set_deadline: what is done is freed a little at a time, whatever else is still in use; nothing waits past
  * the deadline. No time is measured: held streams and budgets of a microsecond show it. */
-#include <pthread.h>
-
-#include "host.h"
-
-struct gate {
-  pthread_mutex_t mutex;
-  pthread_cond_t changed;
-  int open;
-};
-
-static nib_status hold(void *user) {
-  struct gate *gate = user;
-  pthread_mutex_lock(&gate->mutex);
-  while (!gate->open) pthread_cond_wait(&gate->changed, &gate->mutex);
-  pthread_mutex_unlock(&gate->mutex);
-  return NIB_OK;
-}
-
-static void open_gate(struct gate *gate) {
-  pthread_mutex_lock(&gate->mutex);
-  gate->open = 1;
-  pthread_cond_broadcast(&gate->changed);
-  pthread_mutex_unlock(&gate->mutex);
-}
+#include "gate.h"
 
 enum { HELD = 100, DONE = 100, ELEMENTS = 10000 };
 
@@ -49,7 +26,7 @@ int main(void) {
   nib_stream *held = NULL, *other = NULL;
   OK(runtime, nib_stream_create(cpu, 0, &held));
   OK(runtime, nib_stream_create(cpu, 0, &other));
-  struct gate gate = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0 };
+  struct gate gate = CLOSED_GATE;
   OK(runtime, nib_stream_call(held, hold, &gate));
   nib_tensor *tensors[HELD + DONE];
   for (int i = 0; i < HELD + DONE; i++) {
@@ -57,7 +34,7 @@ int main(void) {
     OK(runtime, nib_tensor_fill(i % 2 ? held : other, tensors[i], NIB_REAL(i)));
   }
   /* A second gate, so that all are released while their work is queued. */
-  struct gate second = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0 };
+  struct gate second = CLOSED_GATE;
   OK(runtime, nib_stream_call(other, hold, &second));
   for (int i = 0; i < HELD + DONE; i++) {
     OK(runtime, nib_tensor_fill(i % 2 ? held : other, tensors[i], NIB_REAL(-i)));
