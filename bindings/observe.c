@@ -125,6 +125,8 @@ static struct known *push_known(lua_State *L) {
     lua_pop(L, 1);
     memset(lua_newuserdatauv(L, sizeof(struct known), 1), 0, sizeof(struct known));
     lua_createtable(L, KNOWN_ACCESSES, 0);
+    lua_pushvalue(L, -2);
+    lua_rawseti(L, -2, 0); /* who has the table keeps the rest: a finalizer may take the last observer away meanwhile */
     lua_setiuservalue(L, -2, 1);
     lua_pushvalue(L, -1);
     lua_setiuservalue(L, lua_upvalueindex(1), NIB_LUA_KNOWN);
