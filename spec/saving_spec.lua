@@ -123,6 +123,17 @@ describe("saving", function()
     assert.equal("file\n", files())
   end)
 
+  it("of a script that forgets to close is done when the writer is collected #quick", function()
+    local path = path_of("file")
+    write(path, "old")
+    local function forget() assert(nibble.create(path)):write("new") end
+    forget()
+    assert.equal("old", process.read(path))
+    collectgarbage()
+    assert.equal("new", process.read(path))
+    assert.equal("file\n", files())
+  end)
+
   it("keeps the old file below /dev, too, where that is a file system #quick", function()
     local there = process.run("mktemp -d /dev/shm/nibble.XXXXXX").stdout:gsub("%s+$", "")
     if there == "" then pending("no /dev/shm that can be written") end

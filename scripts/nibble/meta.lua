@@ -201,7 +201,7 @@ local writer = {}
 function writer:write(...) end
 
 --- Puts the file in its place. `nil, message`: this or a write before failed, and what was there is as it was. Left by an error
---- (`local w <close>`) it is not put there.
+--- (`local w <close>`) it is not put there; one that nobody closes is, when it is collected (at the program's end, at the latest).
 ---@return boolean?
 ---@return string? message
 function writer:close() end
