@@ -265,6 +265,7 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   if (before) uselocale(before);
   if (plain) freelocale(plain);
   sandbox->running = NULL;
+  sandbox->error[0] = 0; /* of a call inside this one, which was refused */
   nib_set_deadline(sandbox->runtime, NIB_UNLIMITED);
   nib_status result = NIB_OK;
   if (status != LUA_OK && is_over(sandbox, now_us())) sandbox->expired = true; /* whatever error came first */

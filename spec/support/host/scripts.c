@@ -226,7 +226,7 @@ static void extensions(void) {
   CHECK_SCRIPT(NIB_OK, host.sandbox, LOAD(host.sandbox, "assert(host.answer == 42 and host.tensor[10] == 7 and state.started == 1)"
                                                         "host.call_again() host.tensor:fill(8)"
                                                         "host.answer = 0 nibble.page.x = 1 nibble.tensor = nil table.concat = nil math = nil"));
-  CHECK(host.inner == NIB_STATE);
+  CHECK(host.inner == NIB_STATE && !*nib_sandbox_error(host.sandbox));
   /* What a script does to its tables ends with it. */
   CHECK_SCRIPT(NIB_OK, host.sandbox, LOAD(host.sandbox, "assert(host.answer == 42 and not nibble.page.x and nibble.tensor(1):item() == 1)"
                                                         "assert(table.concat and math.pi and host.tensor[1] == 8)"));
