@@ -182,12 +182,17 @@ static nib_status pack(nib_runtime *rt, const nib_user_kernel *kernel, const nib
   *bytes = 0;
   for (int32_t i = 0; i < count; i++) {
     const nib_argument *argument = &arguments[i];
+    if (!argument->tensor && !argument->value)
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected a tensor or a value as argument %lld, got neither",
+                      (long long)i + rt->config.index_base);
     void *pointer = argument->tensor ? nib_tensor_data(argument->tensor) : NULL;
     const void *value = argument->tensor ? (const void *)&pointer : argument->value;
     size_t size = argument->tensor ? sizeof pointer : argument->bytes;
     if (layout->count >= 0 && size != layout->bytes[i])
       return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %zu bytes for parameter %lld of %s, got %zu%s", layout->bytes[i],
                       (long long)i + rt->config.index_base, kernel->name, size, argument->tensor ? " (a tensor's pointer)" : "");
+    if (size > NIB_ARGUMENT_BYTES)
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d bytes of arguments, got %zu", NIB_ARGUMENT_BYTES, size);
     size_t offset = layout->count >= 0 ? layout->offset[i] : (*bytes + size - 1) / (size ? size : 1) * size;
     if (size == 0 || offset + size > NIB_ARGUMENT_BYTES)
       return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d bytes of arguments, got %zu", NIB_ARGUMENT_BYTES, offset + size);
@@ -210,6 +215,8 @@ nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *ker
                     kernel->module->deferred.device->info.name, device->info.name);
   if (desc->argument_count < 0 || desc->argument_count > NIB_MAX_ARGUMENTS)
     return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d arguments, got %d", NIB_MAX_ARGUMENTS, (int)desc->argument_count);
+  if (desc->argument_count > 0 && !desc->arguments)
+    return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %d arguments, got NULL", (int)desc->argument_count);
   status = check_extents(rt, kernel, desc);
   nib_access accesses[NIB_MAX_ARGUMENTS];
   for (int32_t i = 0; status == NIB_OK && i < desc->argument_count; i++) {

@@ -316,6 +316,27 @@ static void ends(void) {
   munmap(counter.data, 8);
 }
 
+/* Launches whose arguments are not there, with code that the stand-in driver takes for a module of the project's kernels. */
+static void launches(nib_runtime *rt, nib_device *device) {
+  static const unsigned long long image[] = { 0x00100001BA55ED50, 0 };
+  nib_stream *stream = nib_device_default_stream(device);
+  nib_module *module = NULL;
+  nib_user_kernel *kernel = NULL;
+  OK(rt, nib_module_create(device, image, sizeof image, &module));
+  OK(rt, nib_module_kernel(module, "nib_cuda_fill_8", &kernel));
+  nib_launch_desc launch = { .grid = { 1, 1, 1 }, .block = { 1, 1, 1 }, .argument_count = 1 };
+  CHECK_STATUS(NIB_INVALID, rt, nib_user_kernel_launch(stream, kernel, &launch));
+  CHECK(strcmp(nib_error(rt), "kernel:launch: args: expected 1 arguments, got NULL") == 0);
+  nib_argument argument = { .bytes = nib_user_kernel_param_bytes(kernel, 0) };
+  launch.arguments = &argument;
+  CHECK_STATUS(NIB_INVALID, rt, nib_user_kernel_launch(stream, kernel, &launch));
+  CHECK(strcmp(nib_error(rt), "kernel:launch: args: expected a tensor or a value as argument 0, got neither") == 0);
+  argument = (nib_argument){ .value = image, .bytes = SIZE_MAX / 2 + 1 };
+  CHECK_STATUS(NIB_INVALID, rt, nib_user_kernel_launch(stream, kernel, &launch));
+  nib_user_kernel_release(kernel);
+  nib_module_release(module);
+}
+
 int main(void) {
   nib_runtime *rt;
   OK(NULL, nib_runtime_create(NULL, &rt));
@@ -327,6 +348,7 @@ int main(void) {
     between_gpus(rt, device_of(rt));
     written(rt, device_of(rt));
     refusals(rt, device_of(rt));
+    launches(rt, device_of(rt));
     for (int i = 0; i < 10; i++) ends();
   }
   nib_runtime_close(rt);
