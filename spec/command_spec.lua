@@ -126,7 +126,7 @@ describe("nibble #quick", function()
 
   it("has an error where there is no memory, whatever it is for", function()
     if process.sanitized() or os.getenv("VALGRIND") then pending("these need the memory for themselves") end
-    local result = process.run(([[words=$(seq -s ' ' 1 20000); v=12000; while [ $v -lt 22000 ]; do
+    local result = process.run(([[words=$(seq -s ' ' 1 20000); v=4000; while [ $v -lt 22000 ]; do
       (ulimit -v $v; exec %s -e 'x = 1' $words) 2>&1 | head -n 1; v=$((v + 250)); done]]):format(command))
     assert.not_matches("PANIC", result.stdout .. result.stderr)
     assert.not_matches("Aborted", result.stdout .. result.stderr)

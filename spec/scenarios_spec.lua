@@ -378,6 +378,21 @@ describe("nibble scenario", function()
     end
   end)
 
+  it("--report leaves nothing of a run that ends before, and a pipe gets it whole", function()
+    write("ends.lua", [[
+      return { title = "ends", parameters = { at = { "exit", "end" } }, steps = 1, setup = function() end,
+        step = function(run) if run.p.at == "exit" then os.exit(3) end end }]])
+    assert.are.equal(3, run("./ends.lua --report ends.html").status)
+    assert.are.equal("", process.run("ls " .. quote(folder) .. " | grep ends.html").stdout)
+    write("ends.html", "the last one's")
+    assert.are.equal(3, run("./ends.lua --report ends.html").status)
+    assert.are.equal("the last one's", process.read(folder .. "/ends.html"))
+    local piped = process.run(("cd %s && mkfifo pipe && { timeout 60 cat pipe >got & } && timeout 60 %s scenario ./ends.lua --at end "
+      .. "--report pipe; wait"):format(quote(folder), quote(command)))
+    assert.are.same({ 0, "" }, { piped.status, piped.stderr })
+    assert.matches("</html>%s*$", process.read(folder .. "/got"))
+  end)
+
   it("list names every scenario, its parameters, defaults and ranges #quick", function()
     local result = run("list")
     assert.are.same({ 0, "" }, { result.status, result.stderr })

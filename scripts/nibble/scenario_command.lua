@@ -149,10 +149,13 @@ local function run_one(scenario, def, arguments)
   local command = arg and arg[-1] and arg[0] == "scenario" and arg[-1] or "nibble" -- as it was called
   local attempt, file, trace_file = read_options(scenario, def, arguments)
   if not attempt then return file end
-  if file then -- a folder that is not there is told before the work, not after it
-    local created, message = io.open(file, "a")
-    if not created then return misuse("--report: %s", message) end
-    created:close()
+  local held
+  if file then -- a folder that is not there is told before the work, not after it; a pipe's reader sees no end before the report
+    local message, code
+    held, message, code = io.open(file, "r+")
+    local writer = code == 2 and nibble.create(file)
+    if not held and not writer then return misuse("--report: %s", message) end
+    if writer then pcall(function() local _ <close> = writer; error("") end) end -- left by an error it puts nothing there
   end
   if trace_file then -- after what may end the run before it begins: an old trace would be replaced
     local message
@@ -221,6 +224,7 @@ local function run_one(scenario, def, arguments)
     record.reports = outcome.reports
     if errors then record.errors, record.histogram = errors.list, errors.histogram end
     local written, message = require("nibble.report").write(file, record)
+    if held then held:close() end
     if not written then
       io.stderr:write("nibble scenario: --report: ", visible(message), "\n")
       return 1
