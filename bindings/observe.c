@@ -119,7 +119,7 @@ struct known {
   } places[KNOWN_PLACES]; /* [k]'s strings are at -1 - 3 * k and below: the sources, one behind the other, where, callers */
 };
 
-/* Pushes the table of what is known, and returns the rest. */
+/* Pushes what is known, which a finalizer may end while it is in use, and its table. */
 static struct known *push_known(lua_State *L) {
   if (lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_KNOWN) != LUA_TUSERDATA) {
     lua_pop(L, 1);
@@ -133,7 +133,6 @@ static struct known *push_known(lua_State *L) {
   }
   struct known *known = lua_touserdata(L, -1);
   lua_getiuservalue(L, -1, 1);
-  lua_remove(L, -2);
   return known;
 }
 
@@ -173,22 +172,22 @@ static void push_places(lua_State *L, struct known *known, int table) {
   }
   lua_pop(L, 1);
   if (!same || left > 0) {
-    known->places[slot].count = 0; /* until all is there */
     luaL_Buffer buffer;
     luaL_buffinit(L, &buffer);
     for (int i = 0; i < count; i++) luaL_addlstring(&buffer, frames[i].source, frames[i].srclen);
     luaL_pushresult(&buffer);
-    lua_rawseti(L, table, first);
     for (int i = 0; i < count; i++) {
       const char *source = *frames[i].source == '@' ? frames[i].source + 1 : frames[i].short_src;
       lua_pushfstring(L, "%s%s:%d", i > 1 ? " < " : "", source, frames[i].currentline);
-      known->places[slot].frames[i].source = frames[i].source;
-      known->places[slot].frames[i].line = frames[i].currentline;
     }
     if (count > 1) lua_concat(L, count - 1);
     if (count == 1) lua_pushnil(L);
-    lua_rawseti(L, table, first - 2);
-    lua_rawseti(L, table, first - 1);
+    known->places[slot].count = 0; /* until all is there; from here on no finalizer runs, which could ask for a place, too */
+    for (int i = 2; i >= 0; i--) lua_rawseti(L, table, first - i);
+    for (int i = 0; i < count; i++) {
+      known->places[slot].frames[i].source = frames[i].source;
+      known->places[slot].frames[i].line = frames[i].currentline;
+    }
     known->places[slot].count = count;
   }
   lua_rawgeti(L, table, first - 1);
@@ -314,14 +313,14 @@ static int tell(lua_State *L) {
   const struct nib_lua_observation *kept = lua_touserdata(L, 1);
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
   struct known *known = push_known(L);
-  push_observation(L, kept, known, 3);
+  push_observation(L, kept, known, 4);
   for (lua_Integer i = 1; lua_rawgeti(L, 2, i) != LUA_TNIL; i += 3) {
     lua_rawgeti(L, 2, i + 2);
     bool concerned = (uint64_t)lua_tointeger(L, -1) < kept->number; /* not what was done before it came */
     lua_pop(L, 2);
     if (!concerned) continue;
     lua_rawgeti(L, 2, i + 1);
-    lua_pushvalue(L, 4);
+    lua_pushvalue(L, 5);
     lua_call(L, 1, 0);
   }
   return 0;
