@@ -119,7 +119,7 @@ struct known {
   } places[KNOWN_PLACES]; /* [k]'s strings are at -1 - 3 * k and below: the sources, one behind the other, where, callers */
 };
 
-/* Pushes what is known, which a finalizer may end while it is in use, and its table. */
+/* Pushes the table of what is known, and returns the rest. */
 static struct known *push_known(lua_State *L) {
   if (lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_KNOWN) != LUA_TUSERDATA) {
     lua_pop(L, 1);
@@ -133,6 +133,7 @@ static struct known *push_known(lua_State *L) {
   }
   struct known *known = lua_touserdata(L, -1);
   lua_getiuservalue(L, -1, 1);
+  lua_remove(L, -2);
   return known;
 }
 
@@ -313,14 +314,14 @@ static int tell(lua_State *L) {
   const struct nib_lua_observation *kept = lua_touserdata(L, 1);
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
   struct known *known = push_known(L);
-  push_observation(L, kept, known, 4);
+  push_observation(L, kept, known, 3);
   for (lua_Integer i = 1; lua_rawgeti(L, 2, i) != LUA_TNIL; i += 3) {
     lua_rawgeti(L, 2, i + 2);
     bool concerned = (uint64_t)lua_tointeger(L, -1) < kept->number; /* not what was done before it came */
     lua_pop(L, 2);
     if (!concerned) continue;
     lua_rawgeti(L, 2, i + 1);
-    lua_pushvalue(L, 5);
+    lua_pushvalue(L, 4);
     lua_call(L, 1, 0);
   }
   return 0;
