@@ -121,10 +121,10 @@ describe("sets of bytes", function()
           list[i + 1] = list[i] + 1 + random(5)
         end
         list = spans.merged(list)
+        local asked = bytes_of(list)
         for byte = 0, 80 do
-          local asked = bytes_of(list)[byte]
-          if asked and not truth[byte] then missing = missing or byte end
-          if asked and truth[byte] then shared = shared or byte end
+          if asked[byte] and not truth[byte] then missing = missing or byte end
+          if asked[byte] and truth[byte] then shared = shared or byte end
         end
         assert.equal(missing, (spans.missing(set, list)))
         assert.equal(shared, (spans.overlap(set, list)))

@@ -70,7 +70,7 @@ local function decode(layers, length, steps, watched)
       return pages.tensors(allocator:batch(requests, { new_tokens = 1, max_pages = columns }), ON)
     end
     local input = inputs()
-    local graph = nibble.current_stream():capture(function()
+    local graph = nibble.current_stream("cpu"):capture(function()
       for l = 1, layers do
         append(rows, rows, input.slot_mapping, pools[l].paged_kv_cache, pools[l].kv_cache_sf, one, one, "NHD")
         dequantize(pools[l].paged_kv_cache, pools[l].kv_cache_sf, input.block_tables, input.seq_lens, one, one, k, v, "NHD")
@@ -114,7 +114,7 @@ end
 
 case("two streams without order", 400, function()
   local a, b, x, y = nibble.stream(ON), nibble.stream(ON), nibble.zeros(64, ON), nibble.zeros(64, ON)
-  local current = nibble.current_stream()
+  local current = nibble.current_stream("cpu")
   local event = current:record()
   a:wait(event)
   b:wait(event)
@@ -128,7 +128,7 @@ end)
 for _, nodes in ipairs { 100, 800 } do
   case(("replay of %d copies"):format(nodes), 20, function()
     local x, y = nibble.zeros(64, ON), nibble.zeros(64, ON)
-    local graph = nibble.current_stream():capture(function()
+    local graph = nibble.current_stream("cpu"):capture(function()
       for _ = 1, nodes // 2 do
         x:copy(y)
         y:copy(x)
