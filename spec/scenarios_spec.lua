@@ -265,7 +265,8 @@ describe("nibble scenario", function()
         end,
       }]])
     local result = run("./large.lua --device cpu")
-    assert.are.same({ 1, "" }, { result.status, (result.stderr:gsub("==%d+==WARNING: AddressSanitizer failed to allocate[^\n]*\n", "")) })
+    local said = result.stderr:gsub("==%d+==WARNING: AddressSanitizer failed to allocate[^\n]*\n", "")
+    assert.are.same({ 1, "" }, { result.status, said })
     assert.matches("\nFAILED at step 1: [^\n]*zeros: memory: expected [^\n]*\nrepeat:   [^\n]* scenario %./large%.lua %-%-seed 1 ",
       result.stdout)
   end)
