@@ -200,8 +200,8 @@ static void told_one(void) {
 }
 
 static int64_t timeout(struct input *in) {
-  int64_t us = PICK(in, -1, 0, 0, 200);
-  if (us < 0) set_gate(true);
+  int64_t us = PICK(in, NIB_UNLIMITED, -1, 0, 200);
+  if (us == NIB_UNLIMITED) set_gate(true);
   return us;
 }
 
@@ -210,7 +210,7 @@ static bool is_over(nib_status status, int64_t us, const vclock *before) {
     CHECK(status == NIB_CAPTURING);
     return false;
   }
-  CHECK(status == NIB_OK || status == NIB_STREAM || (status == NIB_TIMEOUT && us >= 0));
+  CHECK(status == NIB_OK || status == NIB_STREAM || (status == NIB_TIMEOUT && us < NIB_UNLIMITED));
   CHECK(!is_held(before) || status == NIB_TIMEOUT);
   if (status == NIB_TIMEOUT) return false;
   join(&w.host, before);

@@ -466,8 +466,8 @@ static void closing(void) {
 
 static void many_streams(void) {
   nib_sandbox *sandbox = create(&(nib_sandbox_config){ .streams = 3, .runtime = &(nib_config){ .threads = 1 } });
-  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "local t = nibble.zeros(1 << 16)\n"
-                                              "function go() for i = 1, 2000 do\n"
+  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function go() for i = 1, 2000 do\n"
+                                              "  local t <close> = nibble.empty(1 << 14)\n"
                                               "  local s <close> = nibble.stream({priority = -(i % 2)}) s:scope(function() t:fill(i) end)\n"
                                               "end end\n"
                                               "function keep() local k = {} for i = 1, 4 do k[i] = nibble.stream() end end"));
