@@ -21,5 +21,5 @@ build = {
   build_command = "if command -v premake5 >/dev/null; then premake5 gmake; else premake4 --file=premake5.lua gmake; fi && " ..
     "make -C build config=release module command",
   install_command = "mkdir -p '$(BINDIR)' '$(LIBDIR)' '$(LUADIR)/nibble' && cp build/release/nibble '$(BINDIR)' && " ..
-    "cp build/release/nibble.so '$(LIBDIR)' && cp -r scripts/nibble/* '$(LUADIR)/nibble'",
+    "cp build/release/nibble.so '$(LIBDIR)' && cp -r bindings/lua/nibble/* '$(LUADIR)/nibble'",
 }

@@ -92,11 +92,8 @@ for _, pattern in ipairs { "runtime/**.c", "kernels/cpu/*.c" } do
   end
 end
 
-local command_only = { ["bindings/main.c"] = true, ["bindings/repl.c"] = true, ["bindings/complete.c"] = true }
-local command_sources, binding_sources = {}, {}
-for _, file in ipairs(os.matchfiles("bindings/*.c")) do
-  table.insert(command_only[file] and command_sources or binding_sources, file)
-end
+local command_sources, binding_sources = os.matchfiles("bindings/command/*.c"), os.matchfiles("bindings/module/*.c")
+for _, file in ipairs(os.matchfiles("bindings/sandbox/*.c")) do table.insert(binding_sources, file) end
 
 -- The shared library's name for the dynamic linker changes with the ABI.
 local soname = "libnibble.so." .. read("runtime/nibble.h"):match("#define NIB_ABI_VERSION (%d+)")
@@ -275,7 +272,7 @@ new_project("bindings", "StaticLib")
 new_project("module", "SharedLib")
   targetprefix ""
   targetname "nibble"
-  files { "bindings/module.c" } -- compiled once more, so that luaopen_nibble is seen, and it alone
+  files { "bindings/module/nibble.c" } -- compiled once more, so that luaopen_nibble is seen, and it alone
   includedirs { "runtime" }
   buildoptions { lua_cflags }
   linkoptions { stay_loaded } -- Lua's symbols stay open: the host has them

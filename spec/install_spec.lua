@@ -90,8 +90,8 @@ describe("the installed tree", function()
       "lib/libnibble.so.2", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
       "lib/pkgconfig/nibble.pc", "share/doc/nibble/CHANGELOG.md", "share/doc/nibble/LICENSE", "share/doc/nibble/README.md",
       "share/man/man1/nibble.1" }
-    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find scripts/nibble -name '*.lua'").stdout)) do
-      expected[#expected + 1] = "share/lua/5.4/" .. file:match("^scripts/(.*)")
+    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find bindings/lua/nibble -name '*.lua'").stdout)) do
+      expected[#expected + 1] = "share/lua/5.4/" .. file:match("^bindings/lua/(.*)")
     end
     for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && " ..
       "find scripts/scenarios scripts/examples scripts/bench spec/data/real spec/data/minilm -type f").stdout)) do
@@ -359,8 +359,8 @@ describe("the installed tree", function()
     assert.equal(0, made.status, made.stderr)
     local show = process.run("luarocks --lua-version 5.4 --tree " .. tree .. " show --modules nibble").stdout
     local modules = { "nibble" }
-    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find scripts/nibble -name '*.lua'").stdout)) do
-      modules[#modules + 1] = file:match("^scripts/(.*)%.lua$"):gsub("/", ".")
+    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find bindings/lua/nibble -name '*.lua'").stdout)) do
+      modules[#modules + 1] = file:match("^bindings/lua/(.*)%.lua$"):gsub("/", ".")
     end
     table.sort(modules)
     assert.same(modules, lines(show))

@@ -1,4 +1,4 @@
--- The module as a whole: loading, devices, and that scripts/nibble/meta.lua describes exactly what there is.
+-- The module as a whole: loading, devices, and that bindings/lua/nibble/meta.lua describes exactly what there is.
 local process = require("spec.support.runtime_process")
 local misuse = require("spec.support.runtime_misuse")
 local nibble = require("nibble")
@@ -206,8 +206,8 @@ describe("require without a usable GPU #quick", function()
   end)
 end)
 
-describe("the type annotations in scripts/nibble/meta.lua and meta_observe.lua #quick", function()
-  local folder = process.root .. "scripts/nibble/"
+describe("the type annotations in bindings/lua/nibble/meta.lua and meta_observe.lua #quick", function()
+  local folder = process.root .. "bindings/lua/nibble/"
   local text = process.read(folder .. "meta.lua") .. process.read(folder .. "meta_observe.lua")
 
   -- Names that the file declares: functions of the module ("zeros", "page.x"), methods and fields by class.

@@ -47,7 +47,7 @@ describe("scripts/mutate", function()
       assert.matches("^[%w_./]+:%d+ %a", line)
       assert.is_truthy(line:find("pages.lua", 1, true) or line:find("V has", 1, true), line)
     end
-    assert.matches("\nscripts/nibble/pages%.lua:%d+ ", result.stdout)
+    assert.matches("\nbindings/lua/nibble/pages%.lua:%d+ ", result.stdout)
     assert.matches("^runtime/ops/append%.c:%d+ V has", result.stdout)
   end)
 

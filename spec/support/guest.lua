@@ -6,7 +6,7 @@
 ---   gnuplot (gnuplot-nox):     gnuplot -e 'set terminal lua "spec/support/guest.lua"'   then says that it is no terminal
 ---   Python's lupa:             spec/support/lupa_check.py
 local root = debug.getinfo(1, "S").source:match("^@(.*)spec/support/guest%.lua$")
-package.path = ("%s;%sscripts/?.lua;%s?.lua"):format(package.path, root, root)
+package.path = ("%s;%sbindings/lua/?.lua;%s?.lua"):format(package.path, root, root)
 package.cpath = ("%s;%sbuild/release/?.so"):format(package.cpath, root)
 local nibble, golden = require "nibble", require "spec.support.golden"
 local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping

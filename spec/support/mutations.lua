@@ -246,7 +246,7 @@ return {
     { "reinterpret takes strides that the new size does not divide", "known && bytes % item == 0", "known" },
     { "permute takes a dimension twice", "if (seen & 1u << dims[i])", "if (false)" },
   },
-  { file = "scripts/nibble/pages.lua", spec = "pages",
+  { file = "bindings/lua/nibble/pages.lua", spec = "pages",
     { "drop gives back the first page alone", "for _, page in ipairs(gone) do release(self, page) end", "release(self, gone[1])" },
     { "drop gives back the last pages", "table.move(list, 1, count, 1, {}), #list - count",
       "table.move(list, #list - count + 1, #list, 1, {}), #list - count" },

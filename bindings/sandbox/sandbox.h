@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "args.h"
+#include "../module/args.h"
 
 #define NIB_SANDBOX_COUNT 200 /* instructions between two looks at the clock, fewer where they are slow ones */
 
@@ -33,7 +33,7 @@ struct nib_sandbox {
   pthread_mutex_t cancel_lock;
   bool expired;   /* this call has got its last error; nothing in Lua catches it */
   bool absent;    /* the function to call is not there */
-  const void *metatables[16]; /* see sandbox_base.c */
+  const void *metatables[16]; /* see base.c */
   int next_metatable;
   char where[80];
   char error[512];
@@ -70,7 +70,7 @@ typedef struct nib_sandbox_text {
 } nib_sandbox_text;
 int nib_sandbox_compile(lua_State *L, nib_sandbox_text *text, const char *name);
 
-/* ---- sandbox_base.c, sandbox_string.c, sandbox_table.c ---- */
+/* ---- base.c, string.c, table.c ---- */
 
 /* Pushes the table of what an environment starts from. */
 int nib_sandbox_open(lua_State *L);

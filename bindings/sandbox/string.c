@@ -1,4 +1,4 @@
-/* Lua's library `string` with bounds; its patterns are in sandbox_match.c. */
+/* Lua's library `string` with bounds; its patterns are in match.c. */
 #include <lualib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What the files of the Lua module share. Lua programmers' documentation is scripts/nibble/meta.lua.
+/* What the files of the Lua module share. Lua programmers' documentation is bindings/lua/nibble/meta.lua.
  *
  * Every C function of the module has the module's state as its first upvalue. Errors may leave a function at any call into
  * Lua, so a handle of the runtime is put into its userdata by the same call that creates it. */
@@ -8,9 +8,9 @@
 #include <lauxlib.h>
 #include <lua.h>
 
-#include "../runtime/nibble_tools.h"
+#include "../../runtime/nibble_tools.h"
 #include "blocks.h"
-#include "nibble_lua.h"
+#include "../nibble_lua.h"
 
 typedef enum nib_lua_class {
   NIB_LUA_TENSOR,

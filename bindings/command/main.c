@@ -11,10 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../runtime/nibble.h"
+#include "../../runtime/nibble.h"
 #include "command.h"
-#include "nibble_lua.h"
-#include "visible.h"
+#include "../nibble_lua.h"
+#include "../visible.h"
 
 static const char usage[] =
   "usage: nibble                    a prompt, or the program on standard input\n"
@@ -272,7 +272,7 @@ static void add_path(lua_State *L, const char *folder) {
   lua_pop(L, 1);
 }
 
-/* The modules beside the executable: in a checkout it is build/CONFIGURATION/nibble and they are in scripts/; installed, it
+/* The modules beside the executable: in a checkout it is build/CONFIGURATION/nibble and they are in bindings/lua/; installed, it
  * is bin/nibble and they are in share/lua/5.4/, where plain Lua looks too. */
 static void add_paths(lua_State *L) {
   char path[4096];
@@ -280,7 +280,7 @@ static void add_paths(lua_State *L) {
   if (length <= 0 || (size_t)length >= sizeof path - sizeof "/share/lua/5.4")
     return;
   path[length] = '\0';
-  static const char *const places[] = {NULL, "/share/lua/5.4", "/scripts"}; /* by the number of folders above */
+  static const char *const places[] = {NULL, "/share/lua/5.4", "/bindings/lua"}; /* by the number of folders above */
   for (int up = 0; up < 3; up++) {
     char *slash = strrchr(path, '/');
     if (!slash)

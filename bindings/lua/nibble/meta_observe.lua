@@ -70,7 +70,7 @@ function nibble.observe(fn, name) end
 function nibble.peek(access) end
 
 --- Prints how one value of a cache was made: input (when given), block maximum, scale, code, decoded value, error, and where its
---- bytes lie. Slots, pages, heads and dimensions count from 0. scripts/nibble/explain.lua gives the same as text and fields.
+--- bytes lie. Slots, pages, heads and dimensions count from 0. bindings/lua/nibble/explain.lua gives the same as text and fields.
 ---   nibble.explain(pool, {slot = 5, head = 1, dim = 17, global_scale = g, input = row})
 ---   nibble.explain({k, v}, {sf = {k_sf, v_sf}, kv = "V", page = 2, entry = 1, interleaved = true})
 ---   nibble.explain(records, {slot = 5, dim = 460})     DeepSeek-V4's records
@@ -101,7 +101,7 @@ function nibble.explain(cache, opts) end
 
 --- Checked mode: reports, once each, accesses of two streams (or of the host, or of nodes of a graph) that nothing orders, reads of
 --- bytes that nothing wrote, slots that are twice in a call, pages that are not the request's own (`pages.watch`), replays that
---- read a closed tensor, and streams that are not joined in a capture. scripts/nibble/checker.lua says what each means.
+--- read a closed tensor, and streams that are not joined in a capture. bindings/lua/nibble/checker.lua says what each means.
 --- true: on, anew, and reports go to standard error. A function: on, and it gets each report; its errors are errors of the call
 --- that is at fault. false: off; the reports stay. Turn it on before the first tensor: older ones count as written and ordered.
 ---@param mode boolean|fun(report: nibble.report)

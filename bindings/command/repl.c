@@ -14,9 +14,9 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#include "../runtime/nibble.h"
+#include "../../runtime/nibble.h"
 #include "command.h"
-#include "visible.h"
+#include "../visible.h"
 
 #define HISTORY_LINES 1000
 #define SHOWN_ENTRIES 40 /* of a table and the tables in it */
@@ -335,7 +335,7 @@ static bool answer(lua_State *L, const char *line) {
   int top = lua_gettop(L);
   bool found = luaL_dostring(L, "return (package.searchpath('nibble.meta', package.path))") == LUA_OK && lua_isstring(L, -1);
   puts("Keys: Tab completes, Up and Down recall lines, Ctrl-C interrupts, Ctrl-D leaves. Expressions print their values.");
-  printf("Every function of nibble: %s\n", found ? lua_tostring(L, -1) : "scripts/nibble/meta.lua");
+  printf("Every function of nibble: %s\n", found ? lua_tostring(L, -1) : "bindings/lua/nibble/meta.lua");
   puts("In Lua: require \"nibble.pages\", \"nibble.show\", \"nibble.reference\"; their files say how, beside that one.");
   lua_settop(L, top);
   return true;

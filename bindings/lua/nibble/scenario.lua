@@ -35,7 +35,7 @@ local run_class = require "nibble.run"
 local scenario = {}
 
 local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
-local folder = here .. "/../scenarios/"
+local folder = here .. "/../../../scripts/scenarios/"
 if not io.open(folder .. "decode.lua") then folder = here .. "/../../../nibble/scripts/scenarios/" end -- of an installed tree
 
 ------------------------------------------------------------------------------------------------------------- definitions

@@ -1,4 +1,4 @@
-/* Sandboxes: memory, time, and the calls of the host. What scripts can reach is in sandbox_base.c. */
+/* Sandboxes: memory, time, and the calls of the host. What scripts can reach is in base.c. */
 #define _POSIX_C_SOURCE 200809L
 #include <limits.h>
 #include <locale.h>
@@ -8,7 +8,7 @@
 #include <time.h>
 
 #include "sandbox.h"
-#include "sized.h"
+#include "../../runtime/sized.h"
 
 NIB_SIZED(nib_sandbox_config, queued_bytes);
 NIB_SIZED(nib_sandbox_values, user);
