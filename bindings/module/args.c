@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../runtime/floats.h"
+#include "../../runtime/core/floats.h"
 #include "args.h"
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../../runtime/floats.h"
+#include "../../runtime/core/floats.h"
 #include "args.h"
 
 nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *device, bool pinned, nib_dtype dtype,

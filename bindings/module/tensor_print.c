@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../runtime/floats.h"
+#include "../../runtime/core/floats.h"
 #include "args.h"
 
 #define FULL_COUNT 1000  /* tensors of more elements are elided */

@@ -2,7 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
 
-#include "../floats.h"
+#include "../core/floats.h"
 #include "cpu.h"
 
 /* A new thread inherits the signal mask of the one that starts it, and must not take the host's signals. */

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../floats.h"
+#include "../core/floats.h"
 
 struct nib_check nib_check_begin(nib_stream *stream, enum nib_operation operation) {
   struct nib_check c = { stream, stream->device->runtime, nib_operation_names[operation], NIB_OK };

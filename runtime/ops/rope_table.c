@@ -1,7 +1,7 @@
 /* rope_table */
 #include <math.h>
 
-#include "../floats.h"
+#include "../core/floats.h"
 #include "check.h"
 
 nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta, nib_dtype dtype, nib_tensor **out) {

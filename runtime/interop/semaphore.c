@@ -1,5 +1,5 @@
 /* Timeline semaphores of other APIs: what is the same on every device that has them. */
-#include "backend.h"
+#include "../backend.h"
 
 static enum nib_end semaphore_destroy(struct nib_deferred *self) {
   nib_semaphore *semaphore = (nib_semaphore *)self;

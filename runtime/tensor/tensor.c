@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend.h"
+#include "../backend.h"
 
 /* ---- Element types ------------------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* Telling an observer what was done, and looking at what storages hold. */
-#include "backend.h"
+#include "../backend.h"
 
 const char *nib_observation_name(nib_observation_kind kind) {
   static const char *const names[] = {

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend.h"
+#include "../backend.h"
 
 const char *const nib_kernel_names[NIB_KERNEL_COUNT] = {
 #define X(symbol, name) #name,

@@ -1,7 +1,7 @@
 /* What queued work still uses: tickets of streams on storages, events and plans, and freeing behind them. */
 #include <stdlib.h>
 
-#include "backend.h"
+#include "../backend.h"
 
 /* The streams may be of several devices: pinned memory is the CPU's and used by GPUs. */
 static bool use_is_done(const struct nib_use *use) {

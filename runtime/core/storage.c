@@ -1,5 +1,5 @@
 /* Storages: the memory of tensors, where it comes from and whom it goes back to. */
-#include "backend.h"
+#include "../backend.h"
 
 /* ---- Giving back ---------------------------------------------------------------------------------------------------- */
 

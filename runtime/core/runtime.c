@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "backend.h"
+#include "../backend.h"
 #include "floats.h"
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */

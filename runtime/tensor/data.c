@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../kernels/convert.h"
-#include "../kernels/cpu/kernel.h"
-#include "backend.h"
-#include "floats.h"
+#include "../../kernels/convert.h"
+#include "../../kernels/cpu/kernel.h"
+#include "../backend.h"
+#include "../core/floats.h"
 
 /* ---- Single elements ----------------------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* Kernels of the user's own: modules of device code and launches of what is in them. */
 #include <string.h>
 
-#include "backend.h"
+#include "../backend.h"
 
 /* Its deferred uses are the launches of its kernels. */
 struct nib_module {

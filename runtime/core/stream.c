@@ -1,7 +1,7 @@
 /* Streams and events: what is the same on every device. */
 #include <string.h>
 
-#include "backend.h"
+#include "../backend.h"
 
 /* ---- Streams ------------------------------------------------------------------------------------------------------- */
 

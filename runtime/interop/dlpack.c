@@ -1,9 +1,9 @@
 /* Tensors from and to other frameworks in the same process, by DLPack. */
-#include "nibble_dlpack.h"
+#include "../nibble_dlpack.h"
 
 #include <stdio.h>
 
-#include "backend.h"
+#include "../backend.h"
 
 /* ---- Element types -------------------------------------------------------------------------------------------------- */
 
