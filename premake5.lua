@@ -22,7 +22,8 @@ local function symbols_on()
 end
 
 newoption { trigger = "architectures", value = "LIST", description = "GPU architectures, such as 90,120f; default: all" }
-newoption { trigger = "hardware-e2m1", description = "Blackwell GPUs: encode E2M1 in hardware (not tried yet, see spec/e2m1_spec.lua)" }
+newoption { trigger = "hardware-e2m1",
+  description = "Blackwell GPUs: encode E2M1 in hardware (not tried yet, see spec/kernels/e2m1_spec.lua)" }
 newoption { trigger = "nvcc", value = "PATH", description = "The CUDA compiler; \"none\" builds for the CPU only" }
 
 ---------------------------------------------------------------------------------------------------- what the machine has
@@ -127,7 +128,7 @@ local function fatbin_makefile()
     if blackwell == "" then error("--hardware-e2m1: expected an architecture from 100f on in --architectures, got none") end
     table.insert(names, "gen/e2m1.fatbin") -- for the spec alone
     table.insert(rules, (([[
-gen/e2m1.fatbin: ../spec/support/cuda/e2m1.cu fatbin.mk | gen
+gen/e2m1.fatbin: ../spec/standin/e2m1.cu fatbin.mk | gen
 	$(NVCC) FLAGS -MD -MP -MF gen/e2m1.d -fatbin -o $@ $<
 ]]):gsub("FLAGS", e2m1 .. blackwell)))
   end
@@ -325,8 +326,8 @@ if nvcc then
     targetname "cuda"
     targetextension ".so.1"
     in_standin()
-    files { "spec/support/cuda/libcuda.c", "spec/support/cuda/faults.c", "spec/support/cuda/memory.c",
-      "spec/support/cuda/stream.c", "spec/support/cuda/capture.c", "spec/support/cuda/external.c" }
+    files { "spec/standin/libcuda.c", "spec/standin/faults.c", "spec/standin/memory.c",
+      "spec/standin/stream.c", "spec/standin/capture.c", "spec/standin/external.c" }
     buildoptions { "-isystem " .. cuda_include }
     linkoptions { "-Wl,-soname,libcuda.so.1" }
     links { "runtime", "m", "dl" }
@@ -335,7 +336,7 @@ if nvcc then
     targetprefix ""
     targetname "standin"
     in_standin()
-    files { "spec/support/cuda/lua.c" }
+    files { "spec/standin/lua.c" }
     buildoptions { lua_cflags }
     links { "dl" }
 end

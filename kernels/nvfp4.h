@@ -32,7 +32,7 @@
 /* Where a GPU converts in hardware with the bits that the code below gives, it does: float16 and bfloat16 from SM80 on, E4M3 from
  * SM89 on. NIB_SOFTWARE_CONVERSIONS turns that off, to compare the two. E2M1, from SM100 on, only when the build defines
  * NIB_HARDWARE_E2M1 (premake's --hardware-e2m1) and only to encode (nvfp4_words.h): that has not run on such a GPU yet, where
- * spec/e2m1_spec.lua compares it. */
+ * spec/kernels/e2m1_spec.lua compares it. */
 #if defined(__CUDA_ARCH__) && !defined(NIB_SOFTWARE_CONVERSIONS)
 #define NIB_HARDWARE_HALVES
 #if __CUDA_ARCH__ >= 890

@@ -1,6 +1,6 @@
 -- Scripts that try to get out of a sandbox, or to get at what is not theirs: what write-ups about Lua sandboxes, and their
 -- bug reports, describe. Each checks by itself that it stays inside, and ends well unless `status` says otherwise; `settings`
--- are for spec/support/host/sandbox.c.
+-- are for spec/embedding/sandbox.c.
 return {
   -- What is not there.
   { "io, os, debug, package, require, dofile, loadfile", [[

@@ -1,4 +1,4 @@
---- Builds and runs the C programs in spec/support/host against the public headers and the libraries under test. What cannot be
+--- Builds and runs the C programs in spec/embedding against the public headers and the libraries under test. What cannot be
 --- done here is said in words, for the spec's `pending`, which only a spec file has.
 local assert = require("luassert")
 local process = require("spec.support.runtime_process")
@@ -6,7 +6,7 @@ local process = require("spec.support.runtime_process")
 local program = {}
 
 local quote = process.quote
-local host = process.root .. "spec/support/host/"
+local host = process.root .. "spec/embedding/"
 
 --- The build folder of the command under test, with a slash at the end.
 program.build = process.command():match("^(.*/)[^/]*$") or process.build()
@@ -37,7 +37,7 @@ function program.lua_flags()
 end
 
 --- Compiles a host program; returns the file, which the caller removes, or nil and why it cannot be done here.
----@param name string  spec/support/host/NAME.c
+---@param name string  spec/embedding/NAME.c
 ---@param opts? {libraries?: string, library?: string, cflags?: string, lua?: boolean}
 ---  libraries: before the system's; library: instead of libnibble.a; lua: with bindings/nibble_lua.h, its library and Lua
 ---@return string? path, string? reason

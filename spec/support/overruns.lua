@@ -1,5 +1,5 @@
 -- Scripts that never end by themselves, each in a way of its own: what Lua, its library or nibble does for long at a time. All
--- are ended at the deadline; how late each may be, spec/sandbox_time_spec.lua knows from `bytes`: what one instruction touches, and
+-- are ended at the deadline; how late each may be, sandbox_time_spec.lua knows from `bytes`: what one instruction touches, and
 -- `closes`: the tensors that the end of the call closes.
 local M = 1 << 20
 local overruns = {

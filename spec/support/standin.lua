@@ -1,4 +1,4 @@
--- Child processes on the stand-in driver (spec/support/cuda): a GPU for specs that takes no GPU, with calls that fail at will.
+-- Child processes on the stand-in driver (spec/standin): a GPU for specs that takes no GPU, with calls that fail at will.
 local process = require("spec.support.runtime_process")
 
 local quote = process.quote
@@ -52,14 +52,14 @@ function standin.assert_well(result, tidy, what)
   end
 end
 
---- Compiles spec/support/cuda/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it must
+--- Compiles spec/standin/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it must
 --- end well. `env`: shell assignments. Returns why it cannot be run here, or nil and what it printed.
 function standin.program(name, with, env)
   if not process.has("cc") then return "there is no C compiler (cc)" end
   local include = (os.getenv("CUDA_PATH") or "/usr/local/cuda") .. "/include"
   if not standin.is_there(include .. "/cuda.h") then return "no " .. include .. "/cuda.h (CUDA_PATH)" end
   local program = os.tmpname()
-  local source = quote("spec/support/cuda/" .. name .. ".c")
+  local source = quote("spec/standin/" .. name .. ".c")
   local built = process.run(("cd %s && cc -std=c11 -g -Wall -Wextra -isystem %s %s -o %s %s %s -lm -lpthread -ldl"):format(
     quote(process.root), quote(include), process.sanitized() and "-fsanitize=address,undefined" or "", program, source, with))
   assert.same({ status = 0, stdout = "", stderr = "" }, built)

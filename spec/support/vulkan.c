@@ -1,5 +1,5 @@
 /* Development-time proof that a GPU's memory and timeline semaphores are shared with a real Vulkan device; no part of the product and
- * of no spec (spec/support/host/external.c is their stand-in). By hand, on a machine with a GPU, its Vulkan driver and Vulkan's headers
+ * of no spec (spec/embedding/external.c is their stand-in). By hand, on a machine with a GPU, its Vulkan driver and Vulkan's headers
  * (Debian: libvulkan-dev; the loader is found at run time):
  *   cc -std=c11 -D_GNU_SOURCE -Iruntime -o vulkan spec/support/vulkan.c build/release/libnibble.a -lm -ldl -lpthread && ./vulkan
  * First a buffer of Vulkan's: filled by Vulkan, read by nibble's operations after a semaphore wait, written by them, and read back by

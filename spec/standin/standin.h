@@ -28,8 +28,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../../../kernels/cpu/kernel.h"
-#include "../../../runtime/cuda/driver.h"
+#include "../../kernels/cpu/kernel.h"
+#include "../../runtime/cuda/driver.h"
 
 #define STANDIN_EXPORT __attribute__((visibility("default")))
 

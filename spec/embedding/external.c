@@ -1,5 +1,5 @@
 /* A host whose other API shares memory and timeline semaphores with the GPU by file descriptors. The other API is played with memory
- * files, as the stand-in driver takes them (spec/support/cuda/external.c): this runs on the stand-in, and on the CPU, which refuses
+ * files, as the stand-in driver takes them (spec/standin/external.c): this runs on the stand-in, and on the CPU, which refuses
  * all of it. spec/support/vulkan.c does the same with a real one. */
 #define _GNU_SOURCE
 #include <fcntl.h>

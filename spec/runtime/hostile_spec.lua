@@ -1,12 +1,12 @@
 -- Every public function, in C and in Lua, when memory or the driver fails it at any step, and when its runtime has ended:
--- spec/support/host/every_entry.c and every_function.lua say what is called and what must hold afterwards.
+-- spec/embedding/every_entry.c and every_function.lua say what is called and what must hold afterwards.
 local process = require("spec.support.runtime_process")
 local program = require("spec.support.host_program")
 local standin = require("spec.support.standin")
 
 local quote = process.quote
 local root = process.run("cd " .. quote(process.root) .. " && pwd").stdout:gsub("\n$", "")
-local every_function = root .. "/spec/support/host/every_function.lua"
+local every_function = root .. "/spec/embedding/every_function.lua"
 local scratch
 
 setup(function() scratch = os.tmpname() end)
@@ -43,7 +43,7 @@ describe("memory that fails at any step", function()
     assert.is_true(declared > 93)
     assert.same({}, missing)
     -- What is listed is called, too.
-    local host, source = process.root .. "spec/support/host/", ""
+    local host, source = process.root .. "spec/embedding/", ""
     for _, file in ipairs({ "entries.h", "entries_shared.h", "lua_entries.h" }) do source = source .. process.read(host .. file) end
     source = source:gsub('"[^"]*"', "")
     for name in listed:gmatch("[%w_]+") do assert.is_truthy(source:find("%f[%w_]" .. name .. "[(),]"), name) end

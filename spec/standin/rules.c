@@ -1,7 +1,7 @@
 /* What a driver does with a stream that captures, told by the driver itself: each case makes one call while a capture is open,
  * and says what the call must return and whether the capture must survive it. The stand-in has to pass; the same program run on a
  * machine with a GPU says where the stand-in and the driver differ:
- *   cc -std=gnu11 -isystem /usr/local/cuda/include -o rules spec/support/cuda/rules.c runtime/cuda/driver.c -ldl && ./rules
+ *   cc -std=gnu11 -isystem /usr/local/cuda/include -o rules spec/standin/rules.c runtime/cuda/driver.c -ldl && ./rules
  * A line for each difference, and a last one that counts them; exit status 0: there is none, 1: there are some, 2: what every driver
  * has to do failed, so that the rest was not tried. */
 #define _POSIX_C_SOURCE 200809L
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../../runtime/cuda/driver.h"
+#include "../../runtime/cuda/driver.h"
 
 static struct nib_driver cu;
 static CUstream s, other, forked;

@@ -2,7 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../../runtime/nibble_dlpack.h"
+#include "../../runtime/nibble_dlpack.h"
 
 static void count_release(void *user) { ++*(int *)user; }
 

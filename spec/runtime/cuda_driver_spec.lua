@@ -1,5 +1,5 @@
 -- The CUDA device and its driver: why there is no GPU, in words; every call of the driver failing at every count; a lost
--- context; what a capture must keep from the driver. All on the stand-in driver (spec/support/cuda), in child processes,
+-- context; what a capture must keep from the driver. All on the stand-in driver (spec/standin), in child processes,
 -- so that it takes no GPU and no machine's driver matters.
 local standin = require("spec.support.standin")
 

@@ -230,7 +230,7 @@ describe("a trace", function()
       if o.kind:find("^range") then list[#list + 1] = o.name or "pop" end
     end
     assert.same({ "outer", "in\27[31mner", "pop", "inner", "pop", "pop" }, list)
-    assert.matches("spec/trace_spec.lua:%d+$", kinds(run, "range_push")[1].where)
+    assert.matches("spec/module/trace_spec.lua:%d+$", kinds(run, "range_push")[1].where)
     assert.matches("\n  outer +1 +%d+%.%d%d%d\n", trace.summary(run))
     assert.matches("\n  in\\x1B%[31mner +1 ", trace.summary(run))
     local spans = {}

@@ -1,5 +1,5 @@
 -- nib_sandbox: what scripts that are not trusted can do and reach. spec/support/escapes.lua has the attempts to get out,
--- spec/sandbox_time_spec.lua the ones to stay for ever; spec/support/host/scripts.c is a host's view.
+-- spec/sandbox/sandbox_time_spec.lua the ones to stay for ever; spec/embedding/scripts.c is a host's view.
 local escapes = require("spec.support.escapes")
 local process = require("spec.support.runtime_process")
 local program = require("spec.support.host_program")

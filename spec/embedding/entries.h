@@ -4,7 +4,7 @@
 #ifndef ENTRIES_H
 #define ENTRIES_H
 
-#include "../../../kernels/params.h"
+#include "../../kernels/params.h"
 #include "host.h"
 #include "nibble_lua.h"
 

@@ -1,5 +1,5 @@
 -- User kernels on the CUDA device, and what a host leaves to a runtime that it closes, on the stand-in driver: what is refused before
--- the driver hears of it, and what is given back. (kernel_spec.lua runs kernels on a GPU.)
+-- the driver hears of it, and what is given back. (user_kernels_spec.lua runs kernels on a GPU.)
 local process = require("spec.support.runtime_process")
 local standin = require("spec.support.standin")
 

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../../runtime/cuda/driver.h"
+#include "../../runtime/cuda/driver.h"
 
 static struct nib_driver cu;
 static int64_t (*misuses)(void);

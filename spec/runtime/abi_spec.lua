@@ -47,7 +47,7 @@ describe("a program built with the headers of 0.2.0", function()
     assert.equal(15, grow(folder))
     -- The kernels, which know nothing of hosts' structs, are those of the build.
     local built = process.run(table.concat({ cc, "-std=c11 -D_DEFAULT_SOURCE -O0 -Wall -Wextra -Werror -DNIB_HIDDEN -I", quote(old),
-      "-o", quote(folder .. "/host"), process.root .. "spec/support/host/old_host.c",
+      "-o", quote(folder .. "/host"), process.root .. "spec/embedding/old_host.c",
       ("$(find %s/runtime -name '*.c' ! -path '*/cuda/*')"):format(folder), quote(program.library), "-lm -lpthread -ldl" }, " "))
     assert.same({ status = 0, stdout = "", stderr = "" }, built)
     assert.same({ status = 0, stdout = "", stderr = "" }, process.run(folder .. "/host"))

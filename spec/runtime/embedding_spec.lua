@@ -1,4 +1,4 @@
--- C programs that embed the runtime: spec/support/host/*.c, each compiled against runtime/nibble.h and libnibble.a.
+-- C programs that embed the runtime: spec/embedding/*.c, each compiled against runtime/nibble.h and libnibble.a.
 -- Their checks are in the programs; here it is said what each proves. Also what the built files may and must contain.
 local process = require("spec.support.runtime_process")
 local standin = require("spec.support.standin")

@@ -1,4 +1,4 @@
-/* E2M1 in hardware beside the same in software, for spec/e2m1_spec.lua: kernels that count the inputs on which they differ, and
+/* E2M1 in hardware beside the same in software, for spec/kernels/e2m1_spec.lua: kernels that count the inputs on which they differ, and
  * keep the least such input. Built by premake's --hardware-e2m1. */
 #include <float.h>
 #include <math.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 namespace software {
-#include "../../../kernels/nvfp4.h"
+#include "../../kernels/nvfp4.h"
 }
 
 #undef NIB_NVFP4_H
@@ -14,7 +14,7 @@ namespace software {
 #undef NIB_PARAMS_H
 #define NIB_HARDWARE_E2M1
 namespace hardware {
-#include "../../../kernels/nvfp4.h"
+#include "../../kernels/nvfp4.h"
 }
 
 #if defined(__CUDA_ARCH__) && !defined(NIB_HARDWARE_E2M1)

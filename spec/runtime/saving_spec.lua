@@ -1,4 +1,4 @@
--- Saving: a file takes its place when it is whole; what fails leaves the old one and nothing beside it. spec/support/host/saving.c
+-- Saving: a file takes its place when it is whole; what fails leaves the old one and nothing beside it. spec/embedding/saving.c
 -- has pipes, links, deadlines and what loading asks for.
 local process = require("spec.support.runtime_process")
 local program = require("spec.support.host_program")

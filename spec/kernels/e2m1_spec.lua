@@ -1,13 +1,13 @@
 -- E2M1 by the instruction that GPUs of the Blackwell family have, beside the same in software: all inputs. The instruction packs the
 -- codes of two numbers; nothing else in kernels/ uses E2M1 in hardware (decoders work on eight codes at once, without a conversion).
 --
--- A build has it only with premake's --hardware-e2m1, which also makes build/gen/e2m1.fatbin of spec/support/cuda/e2m1.cu.
+-- A build has it only with premake's --hardware-e2m1, which also makes build/gen/e2m1.fatbin of spec/standin/e2m1.cu.
 local nibble = require "nibble"
 local process = require "spec.support.runtime_process"
 
 local DEVICE = nibble.device() or "cpu"
 local IMAGE = process.root .. "build/gen/e2m1.fatbin"
-local SOURCE = process.root .. "spec/support/cuda/e2m1.cu"
+local SOURCE = process.root .. "spec/standin/e2m1.cu"
 
 local function pair_module()
   local file = io.open(IMAGE, "rb")
