@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <time.h>
 
-#include "../host/host.h"
+#include "../embedding/host.h"
 
 static void *standin(const char *name) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW), *function = library ? dlsym(library, name) : NULL;
