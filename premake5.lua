@@ -71,11 +71,17 @@ local sdl_cflags, sdl_libs = output_of("pkg-config --cflags sdl2"), output_of("p
 local edit_cflags = output_of("pkg-config --cflags libedit")
 local edit_libs = output_of("pkg-config --libs libedit")
 
+-- Where a wrapper or a link leads, as nvcc itself says: whatever environment finds the same compiler builds the same, once.
+local function real_nvcc(name)
+  local folder = output_of(("'%s' --dryrun x.cu 2>&1 | sed -n 's/^#\\$ _HERE_=//p' | xargs -d '\\n' readlink -f"):format(name))
+  return os.isfile(folder .. "/nvcc") and folder .. "/nvcc" or name
+end
+
 local function find_nvcc()
   local wanted = _OPTIONS["nvcc"] or os.getenv("NVCC") or "nvcc"
   if wanted:find("/") then return path.getabsolute(wanted) end
   for folder in ((os.getenv("PATH") or "") .. ":/usr/local/cuda/bin"):gmatch("[^:]+") do
-    if wanted ~= "none" and os.isfile(folder .. "/" .. wanted) then return folder .. "/" .. wanted end
+    if wanted ~= "none" and os.isfile(folder .. "/" .. wanted) then return real_nvcc(folder .. "/" .. wanted) end
   end
 end
 local nvcc = find_nvcc()

@@ -39,8 +39,11 @@ local function with(...)
   end
 end
 
+-- No build may write the makefiles meanwhile (scripts/setup).
+local lock = process.has("flock") and "flock " .. quote(root .. "/build/lock") or ""
+
 local function make_install(variables)
-  local result = process.run(("make -C %s/build config=release install %s"):format(quote(root), variables))
+  local result = process.run(("%s make -C %s/build config=release install %s"):format(lock, quote(root), variables))
   assert.same({ 0, "" }, { result.status, result.stderr })
 end
 
@@ -131,7 +134,7 @@ describe("the installed tree", function()
       eval "cc -o odd odd.c $(pkg-config --cflags --libs nibble)" && ./odd]],
       ("PKG_CONFIG_PATH=%s/lib/pkgconfig LD_LIBRARY_PATH=%s/lib"):format(quote(odd), quote(odd)))
     assert.same(silence, built)
-    local removed = process.run(("make -C %s/build uninstall PREFIX=%s"):format(quote(root), quote(odd)))
+    local removed = process.run(("%s make -C %s/build uninstall PREFIX=%s"):format(lock, quote(root), quote(odd)))
     assert.same({ 0, "" }, { removed.status, removed.stderr })
     assert.same({ "share/nibble/mine" }, lines(process.run("cd " .. quote(odd) .. " && find * -type f -o -type l").stdout))
     assert.is_false(exists(odd .. "/share/lua/5.4/nibble"))
@@ -139,7 +142,7 @@ describe("the installed tree", function()
 
   it("is refused where the path is not absolute, and nothing is written", function()
     for _, variables in ipairs({ "PREFIX=here", "PREFIX=/usr DESTDIR=here" }) do
-      local result = process.run(("make -C %s/build config=release install %s"):format(quote(root), variables))
+      local result = process.run(("%s make -C %s/build config=release install %s"):format(lock, quote(root), variables))
       assert.equal(2, result.status)
       assert.matches("expected an absolute path, got here\n", result.stderr)
       assert.is_false(exists(root .. "/build/here"))

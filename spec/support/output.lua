@@ -1,29 +1,25 @@
--- Busted's output, as scripts/test shows it: on a terminal one line of progress; each failure when it happens, as
--- file:line, name and message; at the end each skipped spec with its reason, and the counts.
+-- Busted's output, as scripts/test shows it: each failure when it happens, as file:line, name and message; at the end each
+-- skipped spec with its reason, and the counts. In colors when NIBBLE_COLORS is set.
 --
 -- When NIBBLE_COUNTS names a file, the counts go there instead, for whoever runs the specs to read, also when they die:
 --   PASSED FAILED SKIPPED
 --   done | running NAME OF SPEC
+--   SECONDS s  NAME OF SPEC    a line each, when all is done
 -- An error outside of a spec (a file that does not load, a setup that fails) counts as failed.
-local term = require "term"
 local busted = require "busted"
-
-local REDRAW = 0.1 -- seconds between two looks of the progress line
-local SLOWEST = 10
 
 return function(options)
   local handler = {}
   local passed, failed, skipped = 0, 0, 0
   local skips, durations = {}, {}
-  local terminal = term.isatty(io.stdout)
-  local drawn = 0
+  local colors = (os.getenv("NIBBLE_COLORS") or "") ~= ""
   local root = (os.getenv("NIBBLE_ROOT") or ".") .. "/"
   local counts_name = os.getenv("NIBBLE_COUNTS")
   local counts = counts_name and assert(io.open(counts_name, "w"))
   if counts then counts:setvbuf("full") end
 
   local function colored(code, text)
-    return terminal and ("\27[%sm%s\27[0m"):format(code, text) or text
+    return colors and ("\27[%sm%s\27[0m"):format(code, text) or text
   end
 
   local function save(state)
@@ -43,24 +39,6 @@ return function(options)
     return (table.concat(names, " "):gsub("%s*\n%s*", " "))
   end
 
-  local function file_name(element)
-    while element and element.descriptor ~= "file" do element = busted.parent(element) end
-    return element and element.name or ""
-  end
-
-  local function clear()
-    if drawn > 0 then io.write("\r\27[K") end
-    drawn = 0
-  end
-
-  local function draw(element)
-    if not terminal or busted.monotime() - drawn < REDRAW then return end
-    local line = ("%d passed, %d failed, %d skipped  %s"):format(passed, failed, skipped, file_name(element))
-    io.write("\r\27[K", line:sub(1, (tonumber(os.getenv("COLUMNS")) or 80) - 1))
-    io.flush()
-    drawn = busted.monotime()
-  end
-
   local function place_of(element, trace)
     trace = element.trace or trace
     if not (trace and trace.short_src) then return "" end
@@ -70,7 +48,6 @@ return function(options)
   end
 
   local function on_trouble(element, _, message, trace)
-    clear()
     -- What interpreters make of Ctrl-C. busted would go on with the next spec.
     if type(message) == "string" and message:find("interrupted!$") then os.exit(130) end
     io.write(colored(31, "failed "), place_of(element, trace), full_name(element), "\n")
@@ -95,11 +72,10 @@ return function(options)
 
   local function on_start(element)
     save("running " .. full_name(element))
-    draw(element)
     return nil, true
   end
 
-  local function on_end(element, parent, status)
+  local function on_end(element, _, status)
     if status == "success" then
       passed = passed + 1
     elseif status == "pending" then
@@ -111,32 +87,19 @@ return function(options)
     else
       failed = failed + 1
     end
-    if options.verbose and element.duration then
+    if element.duration then
       table.insert(durations, { seconds = element.duration, name = place_of(element) .. full_name(element) })
     end
     save("running what follows " .. full_name(element))
-    draw(parent)
     return nil, true
   end
 
   local function on_exit()
-    clear()
-    local files, by_name = {}, {}
-    for _, duration in ipairs(durations) do
-      local name = duration.name:match("^[^:]+")
-      if not by_name[name] then
-        by_name[name] = { name = name, seconds = 0 }
-        table.insert(files, by_name[name])
-      end
-      by_name[name].seconds = by_name[name].seconds + duration.seconds
-    end
-    for _, list in ipairs { durations, files } do
-      table.sort(list, function(a, b) return a.seconds > b.seconds end)
-      for i = 1, math.min(SLOWEST, #list) do io.write(("%8.3f s  %s\n"):format(list[i].seconds, list[i].name)) end
-    end
     for _, text in ipairs(skips) do io.write(colored(33, "skipped "), text, "\n") end
     if counts then
       save("done")
+      for _, duration in ipairs(durations) do counts:write(("%8.3f s  %s\n"):format(duration.seconds, duration.name)) end
+      counts:flush()
     else
       io.write(("%d passed, %d failed, %d skipped\n"):format(passed, failed, skipped))
     end
