@@ -1,5 +1,6 @@
-/* nibble in Lua 5.4, for a host: the module in the host's own states, and scripts that are not trusted. luaopen_nibble is in
- * nibble.so too, where Lua's `require` finds it; everything is in libnibble_lua.a (link it before libnibble.a and Lua). */
+/* nibble in Lua 5.4, for a host: the module in the host's own states, and scripts that are not trusted. luaopen_nibble
+ * is in nibble.so too, where Lua's `require` finds it; everything is in libnibble_lua.a (link it before libnibble.a and
+ * Lua). */
 #ifndef NIBBLE_LUA_H
 #define NIBBLE_LUA_H
 
@@ -11,41 +12,46 @@ extern "C" {
 
 #include <lua.h> /* which does not say itself that it is C */
 
-/* ---- The module in a state of your own ---------------------------------------------------------------------------- */
+/* ---- The module in a state of your own ------------------------------------------------------------------------- */
 
-/* Opens the module with a runtime of its own, which is closed with the state, and pushes it; for luaL_requiref and `require`.
- * Once opened, a state keeps its module. Puts nothing into the global table. */
+/* Opens the module with a runtime of its own, which is closed with the state, and pushes it; for luaL_requiref and
+ * `require`. Once opened, a state keeps its module. Puts nothing into the global table. */
 NIB_API int luaopen_nibble(lua_State *L);
 
-/* The same with a runtime of the host's, which several states may share (in one thread at a time, as its documentation says).
- * Give it index_base 1, for messages. It stays as long as the state, even if the host closes it before. Raises no error: pushes
- * the module, or a message (CLOSED; MEMORY; INVALID: the state has the module with another runtime). Scripts find the module by
- * `require "nibble"`, and those in Lua (nibble.pages ...) where package.path leads to them. */
+/* The same with a runtime of the host's, which several states may share (in one thread at a time, as its documentation
+ * says). Give it index_base 1, for messages. It stays as long as the state, even if the host closes it before. Raises
+ * no error: pushes the module, or a message (CLOSED; MEMORY; INVALID: the state has the module with another runtime).
+ * Scripts find the module by `require "nibble"`, and those in Lua (nibble.pages ...) where package.path leads to
+ * them. */
 NIB_API nib_status nib_lua_open(lua_State *L, nib_runtime *runtime);
 
-/* Pushes another handle on a tensor, which must be of the state's runtime; the tensor at a stack index, or NULL: the state's,
- * good as long as the value is on the stack. Both for C functions that Lua calls: the first may raise an error. */
+/* Pushes another handle on a tensor, which must be of the state's runtime; the tensor at a stack index, or NULL: the
+ * state's, good as long as the value is on the stack. Both for C functions that Lua calls: the first may raise an
+ * error. */
 NIB_API void nib_lua_push_tensor(lua_State *L, nib_tensor *tensor);
 NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
 
 /* ---- Scripts that are not trusted -----------------------------------------------------------------------------------
- * A sandbox holds one script: a Lua state and a runtime of its own, so that nothing leads from one script to another or to the
- * host. The script's environment has Lua's functions without io, os, debug, package, require, and the module without what
- * reads and writes files (load, list, save), brings code (compile, module) or looks at others' work (observe, peek, check,
- * explain). A call ends at its deadline, whatever the script does, also inside pcall, coroutines and Lua's
- * own functions. One instruction of Lua is not interrupted, so a call may end late: by 2 ms, plus 1 ms for each 64 KiB that one
- * instruction touches (two strings that are compared or joined, part of a table, a tensor that is made or freed, all of Lua's memory
- * in the collection that comes when it has run out). One case is slower: if n integer keys of a table all collide, n * n
- * nanoseconds, with n up to lua_memory / 256 (0.3 s at 4 MiB). On a GPU the driver takes up to 20 us for each tensor that the end
- * of a call closes (`tensors` of them at most), and reading many values (totable) has come 0.12 s late there. Strings of more than 512 bytes make a script slower, since the clock is read more
- * often while they live. Where that is too late, call from a thread of your own and go on without it: nib_sandbox_cancel.
+ * A sandbox holds one script: a Lua state and a runtime of its own, so that nothing leads from one script to another or
+ * to the host. The script's environment has Lua's functions without io, os, debug, package, require, and the module
+ * without what reads and writes files (load, list, save), brings code (compile, module) or looks at others' work
+ * (observe, peek, check, explain). A call ends at its deadline, whatever the script does, also inside pcall, coroutines
+ * and Lua's own functions. One instruction of Lua is not interrupted, so a call may end late: by 2 ms, plus 1 ms for
+ * each 64 KiB that one instruction touches (two strings that are compared or joined, part of a table, a tensor that is
+ * made or freed, all of Lua's memory in the collection that comes when it has run out). One case is slower: if n
+ * integer keys of a table all collide, n * n nanoseconds, with n up to lua_memory / 256 (0.3 s at 4 MiB). On a GPU the
+ * driver takes up to 20 us for each tensor that the end of a call closes (`tensors` of them at most), and reading many
+ * values (totable) has come 0.12 s late there. Strings of more than 512 bytes make a script slower, since the clock is
+ * read more often while they live. Where that is too late, call from a thread of your own and go on without it:
+ * nib_sandbox_cancel.
  *
- * Other than in Lua: no metatable has __gc, __close or __mode, and metamethods count as they are when setmetatable is called;
- * xpcall calls its handler after the stack is gone; tostring shows no addresses; `load` takes text alone; collectgarbage
- * only counts; functions that are put into `string` are no methods of strings; strings are not coerced in arithmetic.
+ * Other than in Lua: no metatable has __gc, __close or __mode, and metamethods count as they are when setmetatable is
+ * called; xpcall calls its handler after the stack is gone; tostring shows no addresses; `load` takes text alone;
+ * collectgarbage only counts; functions that are put into `string` are no methods of strings; strings are not coerced
+ * in arithmetic.
  *
- * A sandbox is used by one thread at a time. During a call that thread is in the "C" locale, also in functions of the host that the
- * script calls. All functions are protected: a script's error is a status. */
+ * A sandbox is used by one thread at a time. During a call that thread is in the "C" locale, also in functions of the
+ * host that the script calls. All functions are protected: a script's error is a status. */
 
 typedef struct nib_sandbox nib_sandbox;
 
@@ -62,47 +68,51 @@ typedef struct nib_sandbox_config {
   int64_t instructions;   /* of Lua's machine, about, in a call; 0: no limit */
   void (*print)(void *user, const char *text, size_t length); /* a line of print's, without its end; NULL: none */
   void *user;
-  /* How many bytes of operands the unfinished work of a device may have, as in nib_config: work above that waits, until the call's
-   * deadline. 0: 256 MiB */
+  /* How many bytes of operands the unfinished work of a device may have, as in nib_config: work above that waits, until
+   * the call's deadline. 0: 256 MiB */
   uint64_t queued_bytes;
 } nib_sandbox_config;
 
-/* `config` may be NULL. INVALID (another ABI version, a negative limit, the runtime's config) or MEMORY (a small lua_memory, too);
- * no message then. */
-NIB_API nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t config_bytes, size_t runtime_config_bytes,
-                                            nib_sandbox **out);
+/* `config` may be NULL. INVALID (another ABI version, a negative limit, the runtime's config) or MEMORY (a small
+ * lua_memory, too); no message then. */
+NIB_API nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t config_bytes,
+                                            size_t runtime_config_bytes, nib_sandbox **out);
 static inline nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out) {
   return nib_sandbox_create_sized(config, sizeof *config, sizeof(nib_config), out);
 }
-/* Drops queued work. It waits for the piece that a running kernel of the CPU is at (about 256 KiB of operands, or one page, row or
- * token if that is more), for what a GPU has queued (queued_bytes at most), and for functions of nib_stream_call. The host first
- * releases its tensors of the script's runtime, and exports of them. NULL is allowed. */
+/* Drops queued work. It waits for the piece that a running kernel of the CPU is at (about 256 KiB of operands, or one
+ * page, row or token if that is more), for what a GPU has queued (queued_bytes at most), and for functions of
+ * nib_stream_call. The host first releases its tensors of the script's runtime, and exports of them. NULL is
+ * allowed. */
 NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
 
-/* All calls below take at most `budget_us` microseconds (NIB_UNLIMITED: no limit; 0 or less: EXPIRED, and nothing has run), and
- * return
- *   SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up (also when it came to its end
- *   after that) or it was cancelled, MEMORY when Lua's memory was, FORKED in a child process after fork. nib_sandbox_error has the
- *   message, valid until the next call.
- * Work that a call has queued goes on after it, queued_bytes at most. EXPIRED drops it (nib_drop_work): the tensors that it was to
- * write count as never written, and the message says how many they are. `state` stays. */
+/* All calls below take at most `budget_us` microseconds (NIB_UNLIMITED: no limit; 0 or less: EXPIRED, and nothing has
+ * run), and return SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up (also
+ * when it came to its end after that) or it was cancelled, MEMORY when Lua's memory was, FORKED in a child process
+ * after fork. nib_sandbox_error has the message, valid until the next call. Work that a call has queued goes on after
+ * it, queued_bytes at most. EXPIRED drops it (nib_drop_work): the tensors that it was to write count as never written,
+ * and the message says how many they are. `state` stays. */
 NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
 
-/* Compiles and runs a script (text) in a fresh environment, then its function `on_load(reloaded)` if it has one, and makes it
- * the sandbox's script. When anything fails, the one before goes on, with what it had. The table `state` is the same for all
- * scripts of the sandbox, one after the other: tensors, streams and graphs in it outlive their code. `name` is for messages.
+/* Compiles and runs a script (text) in a fresh environment, then its function `on_load(reloaded)` if it has one, and
+ * makes it the sandbox's script. When anything fails, the one before goes on, with what it had. The table `state` is
+ * the same for all scripts of the sandbox, one after the other: tensors, streams and graphs in it outlive their code.
+ * `name` is for messages.
  *
- * A new version has the full limits for itself while the old one is still there, so for a while there may be twice as much. Then the
- * old version goes. If the limits then do not hold both `state` and the new version, `state` is dropped: the new version is loaded
- * again, as a first one, with an empty `state`, and nib_sandbox_error says so (otherwise OK has no message). If that fails, it stays
- * as it was loaded before, with all of `state`, and its calls have no memory until the next version comes (with an empty `state` at
- * once, where there is more than twice the limits). With keep_state the limits hold for both versions together: `state` is never
- * dropped, and a version that does not fit is MEMORY or SCRIPT. */
-NIB_API nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us);
+ * A new version has the full limits for itself while the old one is still there, so for a while there may be twice as
+ * much. Then the old version goes. If the limits then do not hold both `state` and the new version, `state` is dropped:
+ * the new version is loaded again, as a first one, with an empty `state`, and nib_sandbox_error says so (otherwise OK
+ * has no message). If that fails, it stays as it was loaded before, with all of `state`, and its calls have no memory
+ * until the next version comes (with an empty `state` at once, where there is more than twice the limits). With
+ * keep_state the limits hold for both versions together: `state` is never dropped, and a version that does not fit is
+ * MEMORY or SCRIPT. */
+NIB_API nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length,
+                                    int64_t budget_us);
 
-/* What goes into a call and out of it. Both functions may raise Lua errors, which end the call like the script's own. */
+/* What goes into a call and out of it. Both functions may raise Lua errors, which end the call like the script's
+ * own. */
 typedef struct nib_sandbox_values {
-  int (*arguments)(lua_State *L, void *user);            /* pushes them; returns how many (at most 16); NULL: none */
+  int (*arguments)(lua_State *L, void *user);           /* pushes them; returns how many (at most 16); NULL: none */
   void (*results)(lua_State *L, int count, void *user); /* at indices 1 to count; NULL: nobody wants them */
   void *user;
 } nib_sandbox_values;
@@ -115,18 +125,19 @@ static inline nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *func
   return nib_sandbox_call_sized(sandbox, function, values, sizeof *values, budget_us);
 }
 
-/* Runs a function of the host's in the sandbox's state: index 1 is the table of what every script's environment starts from, to
- * which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the script's hands. The script
- * may have given `state` a metatable: lua_rawset and lua_rawget call nothing of it, other accesses do, within the budget. */
+/* Runs a function of the host's in the sandbox's state: index 1 is the table of what every script's environment starts
+ * from, to which it may add fields (for scripts loaded later), index 2 the table `state`. What it adds is in the
+ * script's hands. The script may have given `state` a metatable: lua_rawset and lua_rawget call nothing of it, other
+ * accesses do, within the budget. */
 NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user,
                                       int64_t budget_us);
 
-/* From any thread: ends the call that is running, if one is. Between calls it makes waits of the script's runtime TIMEOUT until
- * the next call, which starts anew. */
+/* From any thread: ends the call that is running, if one is. Between calls it makes waits of the script's runtime
+ * TIMEOUT until the next call, which starts anew. */
 NIB_API void nib_sandbox_cancel(nib_sandbox *sandbox);
 
-/* The script's runtime, for nib_tick between calls, and to make tensors for it (nib_runtime_user gives the sandbox); the bytes that
- * Lua has now. */
+/* The script's runtime, for nib_tick between calls, and to make tensors for it (nib_runtime_user gives the sandbox);
+ * the bytes that Lua has now. */
 NIB_API nib_runtime *nib_sandbox_runtime(const nib_sandbox *sandbox);
 NIB_API size_t nib_sandbox_lua_memory(const nib_sandbox *sandbox);
 

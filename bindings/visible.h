@@ -9,7 +9,12 @@
 /* The bytes of the UTF-8 character at `text`, and its code; 0 when it is none. */
 static inline size_t nib_utf8_character(const unsigned char *text, size_t length, unsigned long *code) {
   static const unsigned long least[] = { 0, 0, 0x80, 0x800, 0x10000 };
-  size_t bytes = text[0] < 0x80 ? 1 : text[0] < 0xC2 ? 0 : text[0] < 0xE0 ? 2 : text[0] < 0xF0 ? 3 : text[0] < 0xF5 ? 4 : 0;
+  size_t bytes = text[0] < 0x80   ? 1
+                 : text[0] < 0xC2 ? 0
+                 : text[0] < 0xE0 ? 2
+                 : text[0] < 0xF0 ? 3
+                 : text[0] < 0xF5 ? 4
+                                  : 0;
   if (bytes == 0 || bytes > length) return 0;
   *code = bytes == 1 ? text[0] : text[0] & (0x7Fu >> bytes);
   for (size_t i = 1; i < bytes; i++) {
@@ -26,8 +31,8 @@ static inline size_t nib_colour(const char *text, size_t length) {
   return end < length && text[end] == 'm' ? end + 1 : 0;
 }
 
-/* Writes it with control characters, marks that turn the direction of text, and bytes that are no UTF-8 as \x1B or \u{202E}.
- * `lines`: line ends and tabs stay. `colours`: they do, too. The text ends with a zero byte. */
+/* Writes it with control characters, marks that turn the direction of text, and bytes that are no UTF-8 as \x1B or
+ * \u{202E}. `lines`: line ends and tabs stay. `colours`: they do, too. The text ends with a zero byte. */
 static inline void nib_put_visible(FILE *to, const char *text, size_t length, bool lines, bool colours) {
   for (size_t i = 0; i < length;) {
     unsigned long code = 0;
@@ -39,8 +44,8 @@ static inline void nib_put_visible(FILE *to, const char *text, size_t length, bo
     } else if (bytes == 0 || code < 0x20 || code == 0x7F) {
       bytes = 1;
       fprintf(to, "\\x%02X", (unsigned)(unsigned char)text[i]);
-    } else if ((code >= 0x80 && code < 0xA0) || code == 0x200E || code == 0x200F || (code >= 0x2028 && code <= 0x202E) ||
-               (code >= 0x2066 && code <= 0x2069)) {
+    } else if ((code >= 0x80 && code < 0xA0) || code == 0x200E || code == 0x200F ||
+               (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069)) {
       fprintf(to, "\\u{%lX}", code);
     } else {
       fwrite(text + i, 1, bytes, to);

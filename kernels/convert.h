@@ -1,7 +1,7 @@
 /* One tensor element of any dtype as a number, and a number as an element. Shared by C and CUDA.
  *
- * To a float dtype: rounded once, to nearest even; NaN becomes 0x7FFFFFFF, 0x7FFF or 0x7F; float8 saturates. From a float to
- * an integer dtype: truncated, saturated, NaN gives 0. From an integer to a smaller one: saturated.
+ * To a float dtype: rounded once, to nearest even; NaN becomes 0x7FFFFFFF, 0x7FFF or 0x7F; float8 saturates. From a
+ * float to an integer dtype: truncated, saturated, NaN gives 0. From an integer to a smaller one: saturated.
  *
  * A value in flight is a float32 (which holds each float dtype exactly), an int64 (each integer dtype) or, for what is
  * computed rather than copied, a float64. `type` is an enum nib_type; pass a constant and the switches fold away. */
@@ -10,14 +10,15 @@
 
 #include "nvfp4.h"
 
-NIB_HD int nib_type_is_float(int32_t type) {
-  return type <= NIB_TYPE_FLOAT8_E4M3FN;
-}
+NIB_HD int nib_type_is_float(int32_t type) { return type <= NIB_TYPE_FLOAT8_E4M3FN; }
 
 NIB_HD int64_t nib_type_size(int32_t type) {
   switch (type) {
-  case NIB_TYPE_FLOAT32: case NIB_TYPE_INT32: return 4;
-  case NIB_TYPE_FLOAT16: case NIB_TYPE_BFLOAT16: case NIB_TYPE_UINT16: return 2;
+  case NIB_TYPE_FLOAT32:
+  case NIB_TYPE_INT32: return 4;
+  case NIB_TYPE_FLOAT16:
+  case NIB_TYPE_BFLOAT16:
+  case NIB_TYPE_UINT16: return 2;
   case NIB_TYPE_INT64: return 8;
   default: return 1;
   }
@@ -42,7 +43,7 @@ NIB_HD int64_t nib_type_max(int32_t type) {
   }
 }
 
-/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------------------------- */
 
 /* Element `at` of a float tensor. */
 NIB_HD float nib_load_f32(const void *data, int64_t at, int32_t type) {
@@ -65,7 +66,7 @@ NIB_HD int64_t nib_load_i64(const void *data, int64_t at, int32_t type) {
   }
 }
 
-/* ---- Writing ----------------------------------------------------------------------------------------------------- */
+/* ---- Writing --------------------------------------------------------------------------------------------------- */
 
 NIB_HD void nib_store_integer(void *data, int64_t at, int32_t type, int64_t value) {
   int64_t low = nib_type_min(type), high = nib_type_max(type);
@@ -146,8 +147,7 @@ NIB_HD void nib_convert_element(const void *source, int64_t from, int32_t source
     ((uint8_t *)destination)[to] = ((const uint8_t *)source)[from];
   else if (nib_type_is_float(source_type))
     nib_store_f32(destination, to, destination_type, nib_load_f32(source, from, source_type));
-  else
-    nib_store_i64(destination, to, destination_type, nib_load_i64(source, from, source_type));
+  else nib_store_i64(destination, to, destination_type, nib_load_i64(source, from, source_type));
 }
 
 #endif

@@ -1,12 +1,13 @@
-/* sin, cos and log in float64, built from + - * / and comparisons alone, which IEEE rounds the same everywhere. A libm's
- * own functions differ between machines in the last bit; these give the same bits in C and CUDA. Errors stay below 1.5 ulp. */
+/* sin, cos and log in float64, built from + - * / and comparisons alone, which IEEE rounds the same everywhere. A
+ * libm's own functions differ between machines in the last bit; these give the same bits in C and CUDA. Errors stay
+ * below 1.5 ulp. */
 #ifndef NIB_ELEMENTARY_H
 #define NIB_ELEMENTARY_H
 
 #include "nvfp4.h"
 
-/* sin and cos of r + tail, |r| <= pi/4 and tail a few ulp of r at most, turned by `quadrant` quarter circles. Taylor series:
- * the first term left out is below 2^-58 of the result. */
+/* sin and cos of r + tail, |r| <= pi/4 and tail a few ulp of r at most, turned by `quadrant` quarter circles. Taylor
+ * series: the first term left out is below 2^-58 of the result. */
 NIB_HD void nib_sincos_quadrant(double r, double tail, uint32_t quadrant, double *sine, double *cosine) {
   double z = r * r;
   double p = 1.0 / 355687428096000.0;
@@ -46,7 +47,8 @@ NIB_HD double nib_two_sum(double a, double b, double *error) {
   return sum;
 }
 
-/* sin and cos of an angle in radians, |angle| < 2^31. Anything else (infinities, NaN) gives NaN rather than a wrong value. */
+/* sin and cos of an angle in radians, |angle| < 2^31. Anything else (infinities, NaN) gives NaN rather than a wrong
+ * value. */
 NIB_HD void nib_sincos(double angle, double *sine, double *cosine) {
   if (!(angle > -2147483648.0 && angle < 2147483648.0)) {
     *sine = *cosine = (double)nib_f32_from_bits(NIB_F32_NAN);
@@ -55,8 +57,8 @@ NIB_HD void nib_sincos(double angle, double *sine, double *cosine) {
   /* k = angle / (pi/2) to the nearest integer: 1.5 * 2^52 has step 1, so that adding it rounds. */
   const double step1 = 6755399441055744.0;
   double k = (angle * 0x1.45f306dc9c883p-1 + step1) - step1;
-  /* angle - k * pi/2, with pi/2 in three parts of 22 bits (each times k < 2^31 is exact) and the rest; what the subtractions
-   * round off is kept. */
+  /* angle - k * pi/2, with pi/2 in three parts of 22 bits (each times k < 2^31 is exact) and the rest; what the
+   * subtractions round off is kept. */
   double e2, e3, e4;
   double r = angle - k * 0x1.921fb0p+0;
   r = nib_two_sum(r, -(k * 0x1.5110b0p-22), &e2);
@@ -74,8 +76,8 @@ NIB_HD void nib_sincos_turn(double turn, double *sine, double *cosine) {
   nib_sincos_quadrant(rest * 0x1.921fb54442d18p+2, rest * 0x1.1a62633145c07p-52, quadrant, sine, cosine);
 }
 
-/* The natural logarithm of a positive, normal, finite x: x = m * 2^e with m near 1, log m = 2 atanh((m - 1) / (m + 1)) by its
- * series. */
+/* The natural logarithm of a positive, normal, finite x: x = m * 2^e with m near 1, log m = 2 atanh((m - 1) / (m + 1))
+ * by its series. */
 NIB_HD double nib_log(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);

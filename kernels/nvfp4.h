@@ -1,11 +1,12 @@
-/* The number formats of an NVFP4 cache and the arithmetic of one block. C11 and CUDA include this same file, so that both
- * devices write the same bytes. To change how something rounds, change it here.
+/* The number formats of an NVFP4 cache and the arithmetic of one block. C11 and CUDA include this same file, so that
+ * both devices write the same bytes. To change how something rounds, change it here.
  *
  * The bytes rest on plain IEEE float32: no operation here may be contracted, reordered or flushed to zero (C:
  * -ffp-contract=off; CUDA: -fmad=false). The only fused multiply-adds are those that nib_rope_pair spells out.
  *
- * Conversions to float32 are exact (a NaN stays some NaN). Conversions from float32 round to nearest, ties to even, and write
- * any NaN as the one that the format's section names; float8 saturates, float16 and bfloat16 overflow to infinity. */
+ * Conversions to float32 are exact (a NaN stays some NaN). Conversions from float32 round to nearest, ties to even, and
+ * write any NaN as the one that the format's section names; float8 saturates, float16 and bfloat16 overflow to
+ * infinity. */
 #ifndef NIB_NVFP4_H
 #define NIB_NVFP4_H
 
@@ -20,19 +21,19 @@
 #error "packed codes are written as little-endian words"
 #endif
 
-/* Always inlined in C: the loops around these functions are compiled once per instruction set (cpu/clones.h), and a call
- * to a shared copy would not be. */
+/* Always inlined in C: the loops around these functions are compiled once per instruction set (cpu/clones.h), and a
+ * call to a shared copy would not be. */
 #ifdef __CUDACC__
-#define NIB_HD __host__ __device__ static __forceinline__
+#define NIB_HD     __host__ __device__ static __forceinline__
 #define NIB_DEVICE __device__ static __forceinline__
 #else
 #define NIB_HD __attribute__((always_inline)) static inline
 #endif
 
-/* Where a GPU converts in hardware with the bits that the code below gives, it does: float16 and bfloat16 from SM80 on, E4M3 from
- * SM89 on. NIB_SOFTWARE_CONVERSIONS turns that off, to compare the two. E2M1, from SM100 on, only when the build defines
- * NIB_HARDWARE_E2M1 (premake's --hardware-e2m1) and only to encode (nvfp4_words.h): that has not run on such a GPU yet, where
- * spec/kernels/e2m1_spec.lua compares it. */
+/* Where a GPU converts in hardware with the bits that the code below gives, it does: float16 and bfloat16 from SM80 on,
+ * E4M3 from SM89 on. NIB_SOFTWARE_CONVERSIONS turns that off, to compare the two. E2M1, from SM100 on, only when the
+ * build defines NIB_HARDWARE_E2M1 (premake's --hardware-e2m1) and only to encode (nvfp4_words.h): that has not run on
+ * such a GPU yet, where spec/kernels/e2m1_spec.lua compares it. */
 #if defined(__CUDA_ARCH__) && !defined(NIB_SOFTWARE_CONVERSIONS)
 #define NIB_HARDWARE_HALVES
 #if __CUDA_ARCH__ >= 890
@@ -43,11 +44,11 @@
 #undef NIB_HARDWARE_E2M1
 #endif
 
-/* ---- float32 and its bits ---------------------------------------------------------------------------------------- */
+/* ---- float32 and its bits -------------------------------------------------------------------------------------- */
 
-#define NIB_F32_SIGN 0x80000000u
+#define NIB_F32_SIGN     0x80000000u
 #define NIB_F32_INFINITY 0x7F800000u
-#define NIB_F32_NAN 0x7FFFFFFFu /* the NaN that conversions write */
+#define NIB_F32_NAN      0x7FFFFFFFu /* the NaN that conversions write */
 
 NIB_HD uint32_t nib_bits_from_f32(float value) {
   uint32_t bits;
@@ -61,16 +62,16 @@ NIB_HD float nib_f32_from_bits(uint32_t bits) {
   return value;
 }
 
-/* a or b, without a branch, so that loops over it become vector code (a conditional around a float operation does not). */
+/* a or b, without a branch, so that loops over it become vector code (a conditional around a float operation does
+ * not). */
 NIB_HD uint32_t nib_select(int condition, uint32_t a, uint32_t b) {
   uint32_t mask = 0u - (uint32_t)condition;
   return (a & mask) | (b & ~mask);
 }
 
-/* Whether bits without their sign are a NaN's. (They compare like the numbers, and signed compares are the cheap ones.) */
-NIB_HD int nib_magnitude_is_nan(uint32_t magnitude) {
-  return (int32_t)magnitude > (int32_t)NIB_F32_INFINITY;
-}
+/* Whether bits without their sign are a NaN's. (They compare like the numbers, and signed compares are the cheap
+ * ones.) */
+NIB_HD int nib_magnitude_is_nan(uint32_t magnitude) { return (int32_t)magnitude > (int32_t)NIB_F32_INFINITY; }
 
 /* The value itself, a NaN as NIB_F32_NAN. */
 NIB_HD float nib_f32_canonical(float value) {
@@ -78,8 +79,8 @@ NIB_HD float nib_f32_canonical(float value) {
   return nib_f32_from_bits(nib_select(nib_magnitude_is_nan(bits & ~NIB_F32_SIGN), NIB_F32_NAN, bits));
 }
 
-/* float64 to float32, rounded to odd: toward zero, then the last bit is set if anything was lost. Rounding the result again
- * to a format with at most 22 significant bits gives what rounding the float64 once would have given. */
+/* float64 to float32, rounded to odd: toward zero, then the last bit is set if anything was lost. Rounding the result
+ * again to a format with at most 22 significant bits gives what rounding the float64 once would have given. */
 NIB_HD float nib_f32_odd_from_f64(double value) {
   float nearest = (float)value;
   double exact = (double)nearest;
@@ -97,13 +98,11 @@ NIB_HD double nib_f64_odd_from_i64(int64_t value) {
   return value < 0 ? -real : real;
 }
 
-/* ---- bfloat16: 1 sign, 8 exponent, 7 mantissa bits --------------------------------------------------------------- */
+/* ---- bfloat16: 1 sign, 8 exponent, 7 mantissa bits ------------------------------------------------------------- */
 
 #define NIB_BF16_NAN 0x7FFFu
 
-NIB_HD float nib_f32_from_bf16(uint16_t half) {
-  return nib_f32_from_bits((uint32_t)half << 16);
-}
+NIB_HD float nib_f32_from_bf16(uint16_t half) { return nib_f32_from_bits((uint32_t)half << 16); }
 
 NIB_HD uint16_t nib_bf16_from_f32(float value) {
 #ifdef NIB_HARDWARE_HALVES
@@ -117,11 +116,9 @@ NIB_HD uint16_t nib_bf16_from_f32(float value) {
 #endif
 }
 
-NIB_HD uint16_t nib_bf16_from_f64(double value) {
-  return nib_bf16_from_f32(nib_f32_odd_from_f64(value));
-}
+NIB_HD uint16_t nib_bf16_from_f64(double value) { return nib_bf16_from_f32(nib_f32_odd_from_f64(value)); }
 
-/* ---- float16 (IEEE binary16): 1 sign, 5 exponent (bias 15), 10 mantissa bits ------------------------------------- */
+/* ---- float16 (IEEE binary16): 1 sign, 5 exponent (bias 15), 10 mantissa bits ----------------------------------- */
 
 #define NIB_F16_NAN 0x7FFFu
 
@@ -136,7 +133,8 @@ NIB_HD float nib_f32_from_f16(uint16_t half) {
   uint32_t normal = (magnitude << 13) + ((127u - 15u) << 23);
   uint32_t subnormal = nib_bits_from_f32((float)(int32_t)magnitude * 0x1p-24f);
   uint32_t finite = nib_select(magnitude < 0x0400, subnormal, normal);
-  uint32_t special = normal + ((127u - 15u) << 23); /* infinity and NaN: the largest exponent here is the largest there */
+  uint32_t special =
+    normal + ((127u - 15u) << 23); /* infinity and NaN: the largest exponent here is the largest there */
   return nib_f32_from_bits(nib_select(magnitude < 0x7C00, finite, special) | sign);
 #endif
 }
@@ -160,11 +158,9 @@ NIB_HD uint16_t nib_f16_from_f32(float value) {
 #endif
 }
 
-NIB_HD uint16_t nib_f16_from_f64(double value) {
-  return nib_f16_from_f32(nib_f32_odd_from_f64(value));
-}
+NIB_HD uint16_t nib_f16_from_f64(double value) { return nib_f16_from_f32(nib_f32_odd_from_f64(value)); }
 
-/* ---- The two 16-bit formats by their enum nib_type (float16 or bfloat16) ----------------------------------------- */
+/* ---- The two 16-bit formats by their enum nib_type (float16 or bfloat16) --------------------------------------- */
 
 NIB_HD float nib_f32_from_16(uint16_t half, int32_t type) {
   return type == NIB_TYPE_FLOAT16 ? nib_f32_from_f16(half) : nib_f32_from_bf16(half);
@@ -174,7 +170,7 @@ NIB_HD uint16_t nib_16_from_f32(float value, int32_t type) {
   return type == NIB_TYPE_FLOAT16 ? nib_f16_from_f32(value) : nib_bf16_from_f32(value);
 }
 
-/* ---- E4M3 (float8_e4m3fn; OCP 8-bit floating point, E4M3): 1 sign, 4 exponent (bias 7), 3 mantissa bits ---------- */
+/* ---- E4M3 (float8_e4m3fn; OCP 8-bit floating point, E4M3): 1 sign, 4 exponent (bias 7), 3 mantissa bits -------- */
 
 #define NIB_E4M3_NAN 0x7Fu /* no infinity: all ones is NaN (0xFF too), so that the largest number is 0x7E, 448 */
 #define NIB_E4M3_MAX 0x7Eu
@@ -213,14 +209,13 @@ NIB_HD uint8_t nib_e4m3_encode(float value) {
 #endif
 }
 
-NIB_HD uint8_t nib_e4m3_from_f64(double value) {
-  return nib_e4m3_encode(nib_f32_odd_from_f64(value));
-}
+NIB_HD uint8_t nib_e4m3_from_f64(double value) { return nib_e4m3_encode(nib_f32_odd_from_f64(value)); }
 
-/* ---- E2M1 (OCP Microscaling formats, FP4): 1 sign, 2 exponent (bias 1), 1 mantissa bit --------------------------- */
+/* ---- E2M1 (OCP Microscaling formats, FP4): 1 sign, 2 exponent (bias 1), 1 mantissa bit ------------------------- */
 
 /* The code of 0 <= y < 7, above bits that are not part of it: NIB_E2M1_BASE + code. On each of 0..2, 2..4 and 4..7
- * codes are y rounded in steps of 0.5, 1 and 2, ties to even; the additions do that rounding. The code is the least of the three. */
+ * codes are y rounded in steps of 0.5, 1 and 2, ties to even; the additions do that rounding. The code is the least of
+ * the three. */
 #define NIB_E2M1_BASE 0x4B000000u /* 2^23, where the step of float32 is 1 */
 NIB_HD uint32_t nib_e2m1_encode_small(float y) {
   int32_t half = (int32_t)nib_bits_from_f32(fmaf(y, 2.0f, 8388608.0f));
@@ -230,22 +225,23 @@ NIB_HD uint32_t nib_e2m1_encode_small(float y) {
   return (uint32_t)(least < two ? least : two);
 }
 
-/* The code 0..15 (sign in bit 3) of the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6: to nearest, ties to the even code, saturating
- * at 6. The sign is kept, also of zero. `nan_code` is the code of a NaN, which the operations choose differently. */
+/* The code 0..15 (sign in bit 3) of the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6: to nearest, ties to the even code,
+ * saturating at 6. The sign is kept, also of zero. `nan_code` is the code of a NaN, which the operations choose
+ * differently. */
 NIB_HD uint32_t nib_e2m1_encode(float value, uint32_t nan_code) {
   uint32_t bits = nib_bits_from_f32(value);
   uint32_t magnitude = bits & ~NIB_F32_SIGN;
 #ifdef NIB_HARDWARE_HALVES /* the same, with instructions that a GPU has many of */
   int32_t code = (int32_t)(nib_e2m1_encode_small(fminf(fabsf(value), 6.0f)) - NIB_E2M1_BASE);
 #else
-  int32_t y = (int32_t)magnitude; /* non-negative floats order like their bits */
-  int32_t code = (y > 0x3E800000)     /* 0.25 */
-                 + (y >= 0x3F400000)  /* 0.75 */
-                 + (y > 0x3FA00000)   /* 1.25 */
-                 + (y >= 0x3FE00000)  /* 1.75 */
-                 + (y > 0x40200000)   /* 2.5 */
-                 + (y >= 0x40600000)  /* 3.5 */
-                 + (y > 0x40A00000);  /* 5 */
+  int32_t y = (int32_t)magnitude;    /* non-negative floats order like their bits */
+  int32_t code = (y > 0x3E800000)    /* 0.25 */
+                 + (y >= 0x3F400000) /* 0.75 */
+                 + (y > 0x3FA00000)  /* 1.25 */
+                 + (y >= 0x3FE00000) /* 1.75 */
+                 + (y > 0x40200000)  /* 2.5 */
+                 + (y >= 0x40600000) /* 3.5 */
+                 + (y > 0x40A00000); /* 5 */
 #endif
   return nib_select(nib_magnitude_is_nan(magnitude), nan_code, (uint32_t)code | bits >> 31 << 3);
 }
@@ -258,16 +254,16 @@ NIB_HD float nib_e2m1_decode(uint32_t code) {
   return nib_f32_from_bits(nib_select(magnitude < 2, subnormal, normal) | sign);
 }
 
-/* ---- Blocks: 16 consecutive elements that share one E4M3 scale --------------------------------------------------- */
+/* ---- Blocks: 16 consecutive elements that share one E4M3 scale ------------------------------------------------- */
 
-#define NIB_BLOCK 16
+#define NIB_BLOCK       16
 #define NIB_BLOCK_BYTES 8 /* packed, the earlier element of two in the low nibble */
 
 #define NIB_APPEND_NAN_CODE 0u /* what a NaN becomes in append and quantize_cache, */
-#define NIB_MLA_NAN_CODE 7u    /* and in rope_insert */
+#define NIB_MLA_NAN_CODE    7u /* and in rope_insert */
 
-/* amax: the largest |x| over the elements that are not NaN, 0 for none. Non-negative floats order like their bits; adding
- * what lies above infinity wraps a NaN's, in 16 bits, below all others. */
+/* amax: the largest |x| over the elements that are not NaN, 0 for none. Non-negative floats order like their bits;
+ * adding what lies above infinity wraps a NaN's, in 16 bits, below all others. */
 NIB_HD float nib_amax(const uint16_t *x, int64_t count, int32_t type) {
   const uint16_t above = type == NIB_TYPE_FLOAT16 ? 0x7FFF - 0x7C00 : 0x7FFF - 0x7F80;
   int16_t largest = (int16_t)above;
@@ -283,8 +279,8 @@ struct nib_block_scale {
   uint8_t byte;  /* the stored E4M3 scale */
 };
 
-/* amax / 6g in E4M3, 0x7E for an infinite amax; `global` is the global decode scale g, positive and finite. rope_insert has
- * none: g = 1 changes nothing. */
+/* amax / 6g in E4M3, 0x7E for an infinite amax; `global` is the global decode scale g, positive and finite. rope_insert
+ * has none: g = 1 changes nothing. */
 NIB_HD struct nib_block_scale nib_block_scale(float amax, float global) {
   struct nib_block_scale scale;
   uint32_t byte = nib_e4m3_encode(amax / (6.0f * global));
@@ -326,11 +322,9 @@ NIB_HD uint8_t nib_e4m3_from_e2m1(uint32_t code, uint8_t scale) {
 }
 
 /* A global scale that an operation may use. */
-NIB_HD int nib_scale_is_valid(float scale) {
-  return scale > 0 && scale <= FLT_MAX;
-}
+NIB_HD int nib_scale_is_valid(float scale) { return scale > 0 && scale <= FLT_MAX; }
 
-/* ---- Rotary position embedding ----------------------------------------------------------------------------------- */
+/* ---- Rotary position embedding --------------------------------------------------------------------------------- */
 
 /* Rotates one GPT-J pair (dimensions 2p and 2p+1) by the angle of cosine and sine, rounded to bfloat16: one fused
  * multiply-add over one rounded product each. */
@@ -341,15 +335,16 @@ NIB_HD void nib_rope_pair(uint16_t *even, uint16_t *odd, float cosine, float sin
   *odd = nib_bf16_from_f32(fmaf(e, sine, o * cosine));
 }
 
-/* ---- Content faults ---------------------------------------------------------------------------------------------- */
+/* ---- Content faults -------------------------------------------------------------------------------------------- */
 
-/* Records contents that an operation refuses: the first one to claim the record fills it, later ones are dropped. `index` is
- * the flat row-major index into the parameter; `is_float` says which of the two values is meant. Any thread, any device. */
-NIB_HD void nib_fault_raise(struct nib_fault *fault, uint32_t operation, uint32_t content, int64_t index, uint32_t is_float,
-                            int64_t integer, double real) {
+/* Records contents that an operation refuses: the first one to claim the record fills it, later ones are dropped.
+ * `index` is the flat row-major index into the parameter; `is_float` says which of the two values is meant. Any thread,
+ * any device. */
+NIB_HD void nib_fault_raise(struct nib_fault *fault, uint32_t operation, uint32_t content, int64_t index,
+                            uint32_t is_float, int64_t integer, double real) {
 #ifdef __CUDA_ARCH__
-  /* The record lies in mapped host memory. Only kernels of one GPU claim it, so that an atomic of the device is enough (PCIe has
-   * none that hold for the host too). */
+  /* The record lies in mapped host memory. Only kernels of one GPU claim it, so that an atomic of the device is enough
+   * (PCIe has none that hold for the host too). */
   if (atomicCAS(&fault->state, 0u, 1u) != 0u) return;
 #else
   uint32_t expected = 0;

@@ -19,10 +19,8 @@ NIB_DEVICE float nib_high_half(uint32_t word, int32_t type) {
 NIB_DEVICE uint32_t nib_halves_from_f32(float low, float high, int32_t type) {
 #ifdef NIB_HARDWARE_HALVES
   uint32_t word;
-  if (type == NIB_TYPE_FLOAT16)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  if (type == NIB_TYPE_FLOAT16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 #else
   return nib_16_from_f32(low, type) | (uint32_t)nib_16_from_f32(high, type) << 16;
@@ -33,25 +31,20 @@ NIB_DEVICE uint32_t nib_halves_from_f32(float low, float high, int32_t type) {
  * drops it. */
 NIB_DEVICE uint32_t nib_halves_max_nan(uint32_t a, uint32_t b, int32_t type) {
   uint32_t word;
-  if (type == NIB_TYPE_FLOAT16)
-    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
-  else
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  if (type == NIB_TYPE_FLOAT16) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  else asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
   return word;
 }
 
 NIB_DEVICE uint32_t nib_halves_max(uint32_t a, uint32_t b, int32_t type) {
   uint32_t word;
-  if (type == NIB_TYPE_FLOAT16)
-    asm("max.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
-  else
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  if (type == NIB_TYPE_FLOAT16) asm("max.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  else asm("max.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
   return word;
 }
 
 /* nib_amax of 2 * COUNT elements; `has_nan` says whether there is one among them. */
-template <int COUNT>
-NIB_DEVICE float nib_amax_words(const uint32_t *word, int32_t type, int *has_nan) {
+template <int COUNT> NIB_DEVICE float nib_amax_words(const uint32_t *word, int32_t type, int *has_nan) {
   const uint32_t infinity = type == NIB_TYPE_FLOAT16 ? 0x7C00u : 0x7F80u;
   uint32_t largest = word[0] & 0x7FFF7FFFu;
 #pragma unroll
@@ -115,12 +108,11 @@ NIB_DEVICE uint32_t nib_words_encode(const uint32_t word[4], int32_t type, float
 
 /* Whether nib_words_encode_small may encode a block; if not, there is a NaN, an infinity, or a scale at an end of
  * E4M3's range. */
-NIB_DEVICE int nib_block_is_small(float amax, int has_nan, float inverse) {
-  return !has_nan && amax * inverse < 7.0f;
-}
+NIB_DEVICE int nib_block_is_small(float amax, int has_nan, float inverse) { return !has_nan && amax * inverse < 7.0f; }
 
 /* nib_amax, nib_block_scale and nib_block_encode of a block; returns its scale byte. */
-NIB_DEVICE uint8_t nib_words_quantize(const uint32_t word[8], int32_t type, float global, uint32_t nan_code, uint32_t packed[2]) {
+NIB_DEVICE uint8_t nib_words_quantize(const uint32_t word[8], int32_t type, float global, uint32_t nan_code,
+                                      uint32_t packed[2]) {
   int has_nan;
   float amax = nib_amax_words<8>(word, type, &has_nan);
   struct nib_block_scale scale = nib_block_scale(amax, global);
@@ -151,12 +143,11 @@ NIB_DEVICE void nib_words_decode(uint32_t codes, float scale, float global, int3
   } else {
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      pair[i] = nib_halves_from_f32(nib_e2m1_decode(2 * i) * scale * global, nib_e2m1_decode(2 * i + 1) * scale * global, type);
+      pair[i] =
+        nib_halves_from_f32(nib_e2m1_decode(2 * i) * scale * global, nib_e2m1_decode(2 * i + 1) * scale * global, type);
     /* A NaN has no sign. Either all codes give one, or only 0 does (times an infinite `global`), or none. */
-    if ((pair[3] & 0xFFFFu) == NIB_F16_NAN)
-      signs = 0;
-    else if ((pair[0] & 0xFFFFu) == NIB_F16_NAN)
-      signs &= (codes | codes >> 1 | codes >> 2) << 3;
+    if ((pair[3] & 0xFFFFu) == NIB_F16_NAN) signs = 0;
+    else if ((pair[0] & 0xFFFFu) == NIB_F16_NAN) signs &= (codes | codes >> 1 | codes >> 2) << 3;
   }
   uint32_t low01 = __byte_perm(pair[0], pair[1], 0x6420), high01 = __byte_perm(pair[0], pair[1], 0x7531);
   uint32_t low23 = __byte_perm(pair[2], pair[3], 0x6420), high23 = __byte_perm(pair[2], pair[3], 0x7531);
@@ -186,14 +177,16 @@ NIB_DEVICE void nib_words_materialize(const uint32_t codes[2], uint8_t scale_byt
   float scale = nib_e4m3_decode(scale_byte);
   uint32_t pair[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) pair[i] = nib_e4m3_pair(nib_e2m1_decode(2 * i) * scale, nib_e2m1_decode(2 * i + 1) * scale);
+  for (int i = 0; i < 4; i++)
+    pair[i] = nib_e4m3_pair(nib_e2m1_decode(2 * i) * scale, nib_e2m1_decode(2 * i + 1) * scale);
   uint32_t low = __byte_perm(pair[0], pair[1], 0x5410), high = __byte_perm(pair[2], pair[3], 0x5410);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     uint32_t signs = scale == scale ? codes[i] : codes[i] & 0x77777777u;
     uint32_t shifted = signs << 4;
     word[2 * i] = __byte_perm(low, high, codes[i] & 0x7777u) ^ (__byte_perm(shifted, signs, 0x5140) & 0x80808080u);
-    word[2 * i + 1] = __byte_perm(low, high, codes[i] >> 16 & 0x7777u) ^ (__byte_perm(shifted, signs, 0x7362) & 0x80808080u);
+    word[2 * i + 1] =
+      __byte_perm(low, high, codes[i] >> 16 & 0x7777u) ^ (__byte_perm(shifted, signs, 0x7362) & 0x80808080u);
   }
 }
 

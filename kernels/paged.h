@@ -20,9 +20,7 @@ NIB_HD int64_t nib_divide(int64_t a, int64_t b) {
   return a / b;
 }
 
-NIB_HD float nib_scale_read(const struct nib_scale *scale) {
-  return scale->pointer ? *scale->pointer : scale->value;
-}
+NIB_HD float nib_scale_read(const struct nib_scale *scale) { return scale->pointer ? *scale->pointer : scale->value; }
 
 struct nib_slot {
   int64_t page, entry;
@@ -44,8 +42,8 @@ NIB_HD uint8_t *nib_paged_row(const struct nib_paged *cache, int64_t page, int64
   return cache->data + page * cache->page_stride + token * cache->token_stride + head * cache->head_stride;
 }
 
-/* V scales interleaved over 4 tokens: token t's block s lies in row nib_interleaved_row, at column nib_interleaved_column of
- * the same page and head. `blocks` is S, the number of blocks in a row. */
+/* V scales interleaved over 4 tokens: token t's block s lies in row nib_interleaved_row, at column
+ * nib_interleaved_column of the same page and head. `blocks` is S, the number of blocks in a row. */
 NIB_HD int64_t nib_interleaved_row(int64_t token, int64_t block, int64_t blocks) {
   return token / 4 * 4 + block / (blocks / 4);
 }
@@ -61,13 +59,14 @@ struct nib_materialize_request {
   int64_t pages;  /* that these reach */
   int64_t page_size;
   int64_t begin, end; /* its range of output pages as stored (without the zero page) */
-  int64_t first;      /* page j < pages goes to output page first + j (1 is the first after the zero page) if that is inside */
-  int64_t low, high;  /* low .. high-1 */
+  int64_t
+    first; /* page j < pages goes to output page first + j (1 is the first after the zero page) if that is inside */
+  int64_t low, high; /* low .. high-1 */
 };
 
 /* From what the tables hold for it. */
-NIB_HD struct nib_materialize_request nib_materialize_request_of(const struct nib_materialize_params *p, int32_t length, int64_t begin,
-                                                                 int64_t end) {
+NIB_HD struct nib_materialize_request nib_materialize_request_of(const struct nib_materialize_params *p, int32_t length,
+                                                                 int64_t begin, int64_t end) {
   struct nib_materialize_request r;
   r.length = length;
   r.tokens = length < 0 ? 0 : length > p->max_kv_len ? p->max_kv_len : length;

@@ -1,37 +1,34 @@
 /* One plain struct per kernel, filled by the runtime and read by the CPU and the CUDA kernels alike.
  *
- * Conventions: every stride and size is in elements and 64 bits wide; pointers are in the device's own address space and
- * already include the view's offset; a size of 0 anywhere means nothing to do. The runtime has checked shapes, dtypes and
- * strides before a kernel sees them; a kernel checks the *contents* it reads (slots, page indices, lengths, positions,
- * device scalars) and reports what it refuses in `fault`. */
+ * Conventions: every stride and size is in elements and 64 bits wide; pointers are in the device's own address space
+ * and already include the view's offset; a size of 0 anywhere means nothing to do. The runtime has checked shapes,
+ * dtypes and strides before a kernel sees them; a kernel checks the *contents* it reads (slots, page indices, lengths,
+ * positions, device scalars) and reports what it refuses in `fault`. */
 #ifndef NIB_PARAMS_H
 #define NIB_PARAMS_H
 
 #include <stdint.h>
 
-/* X(symbol, file name): one kernel each, in kernels/cpu/NAME.c as nib_cpu_NAME and in kernels/cuda/NAME.cu as one or more
- * functions, which runtime/cuda/geometry.h lists. */
-#define NIB_KERNEL_LIST(X)        \
-  X(APPEND, append)               \
-  X(MATERIALIZE, materialize)     \
-  X(DEQUANTIZE, dequantize)       \
-  X(ROPE_INSERT, rope_insert)     \
-  X(SWIZZLE, swizzle)             \
-  X(AMAX, amax)                   \
+/* X(symbol, file name): one kernel each, in kernels/cpu/NAME.c as nib_cpu_NAME and in kernels/cuda/NAME.cu as one or
+ * more functions, which runtime/cuda/geometry.h lists. */
+#define NIB_KERNEL_LIST(X)          \
+  X(APPEND, append)                 \
+  X(MATERIALIZE, materialize)       \
+  X(DEQUANTIZE, dequantize)         \
+  X(ROPE_INSERT, rope_insert)       \
+  X(SWIZZLE, swizzle)               \
+  X(AMAX, amax)                     \
   X(QUANTIZE_CACHE, quantize_cache) \
   X(MLA_DEQUANTIZE, mla_dequantize) \
-  X(ROPE_TABLE, rope_table)       \
-  X(COPY, copy)                   \
-  X(FILL, fill)                   \
-  X(ARANGE, arange)               \
+  X(ROPE_TABLE, rope_table)         \
+  X(COPY, copy)                     \
+  X(FILL, fill)                     \
+  X(ARANGE, arange)                 \
   X(RANDOM, random)
 
-enum nib_kernel {
 #define X(symbol, name) NIB_KERNEL_##symbol,
-  NIB_KERNEL_LIST(X)
+enum nib_kernel { NIB_KERNEL_LIST(X) NIB_KERNEL_COUNT };
 #undef X
-  NIB_KERNEL_COUNT
-};
 
 /* Element types, in the order of nibble.h's nib_dtype (the runtime asserts that they agree). */
 enum nib_type {
@@ -49,44 +46,38 @@ enum nib_type {
 /* ---- Content faults -------------------------------------------------------------------------------------------- */
 
 /* X(symbol, name): the operations that can refuse contents, by the name that an error message shows. */
-#define NIB_OPERATION_LIST(X)                                                             \
-  X(APPEND, "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping")               \
-  X(MATERIALIZE, "quantization.nvfp4_kv_materialize_fp8")                                \
-  X(DEQUANTIZE, "quantization.nvfp4_kv_dequantize_paged")                                \
-  X(ROPE_INSERT, "mla.cake_dsv4_nvfp4_rope_quantize_insert")                             \
-  X(KV_ROPE_INSERT, "mla.cake_dsv4_nvfp4_kv_rope_quantize_insert")                       \
-  X(SWIZZLE, "quantization.swizzle_v_scales")                                            \
-  X(QUANTIZE_CACHE, "quantization.nvfp4_quantize_paged_kv_cache")                        \
-  X(MLA_DEQUANTIZE, "mla.dequantize_cache")                                              \
+#define NIB_OPERATION_LIST(X)                                              \
+  X(APPEND, "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping") \
+  X(MATERIALIZE, "quantization.nvfp4_kv_materialize_fp8")                  \
+  X(DEQUANTIZE, "quantization.nvfp4_kv_dequantize_paged")                  \
+  X(ROPE_INSERT, "mla.cake_dsv4_nvfp4_rope_quantize_insert")               \
+  X(KV_ROPE_INSERT, "mla.cake_dsv4_nvfp4_kv_rope_quantize_insert")         \
+  X(SWIZZLE, "quantization.swizzle_v_scales")                              \
+  X(QUANTIZE_CACHE, "quantization.nvfp4_quantize_paged_kv_cache")          \
+  X(MLA_DEQUANTIZE, "mla.dequantize_cache")                                \
   X(ROPE_TABLE, "rope_table")
 
-enum nib_operation {
 #define X(symbol, name) NIB_OPERATION_##symbol,
-  NIB_OPERATION_LIST(X)
+enum nib_operation { NIB_OPERATION_LIST(X) NIB_OPERATION_COUNT };
 #undef X
-  NIB_OPERATION_COUNT
-};
 
 /* X(symbol, parameter, expectation): what a kernel can find wrong with the contents of a parameter. */
-#define NIB_CONTENT_LIST(X)                                                               \
-  X(K_SCALE, "k_scale", "a positive finite value")                                       \
-  X(V_SCALE, "v_scale", "a positive finite value")                                       \
-  X(SEQ_LENS, "seq_lens", "at most max_kv_len")                                          \
-  X(BLOCK_TABLES, "block_tables", "a page index of the cache")                           \
+#define NIB_CONTENT_LIST(X)                                                                         \
+  X(K_SCALE, "k_scale", "a positive finite value")                                                  \
+  X(V_SCALE, "v_scale", "a positive finite value")                                                  \
+  X(SEQ_LENS, "seq_lens", "at most max_kv_len")                                                     \
+  X(BLOCK_TABLES, "block_tables", "a page index of the cache")                                      \
   X(KV_PAGE_INDPTR, "kv_page_indptr", "a range inside 0..num_pages that holds the request's pages") \
-  X(POSITIONS, "positions", "a row of cos_sin_cache")                                    \
-  X(SLOTS, "slots", "a slot of the cache")                                               \
-  X(K_CACHE, "k_cache", "finite elements")                                               \
-  X(V_CACHE, "v_cache", "finite elements")                                               \
-  X(K_GLOBAL_SF, "k_global_sf", "a positive finite value with a finite reciprocal")      \
+  X(POSITIONS, "positions", "a row of cos_sin_cache")                                               \
+  X(SLOTS, "slots", "a slot of the cache")                                                          \
+  X(K_CACHE, "k_cache", "finite elements")                                                          \
+  X(V_CACHE, "v_cache", "finite elements")                                                          \
+  X(K_GLOBAL_SF, "k_global_sf", "a positive finite value with a finite reciprocal")                 \
   X(V_GLOBAL_SF, "v_global_sf", "a positive finite value with a finite reciprocal")
 
-enum nib_content {
 #define X(symbol, parameter, expectation) NIB_CONTENT_##symbol,
-  NIB_CONTENT_LIST(X)
+enum nib_content { NIB_CONTENT_LIST(X) NIB_CONTENT_COUNT };
 #undef X
-  NIB_CONTENT_COUNT
-};
 
 /* The record of a device's first content fault. `state` goes 0 (free) -> 1 (claimed by one compare-and-swap) -> 2 (all
  * fields written); only the runtime sets it back to 0, after a wait. A kernel calls nib_fault_raise (nvfp4.h). */
@@ -100,7 +91,7 @@ struct nib_fault {
   double real;
 };
 
-/* ---- Operations ------------------------------------------------------------------------------------------------- */
+/* ---- Operations ------------------------------------------------------------------------------------------------ */
 
 /* A paged cache, whatever its layout: element (page, token, head, x) is at page*page_stride + token*token_stride +
  * head*head_stride + x. Packed data and scales are one byte an element, so that strides are bytes too. */
@@ -123,7 +114,8 @@ struct nib_indices {
   int32_t is_int64;
 };
 
-/* Quantize and append. Row i of `key` and `value` ([rows, heads, head_dim], float16 or bfloat16, last dimension contiguous). */
+/* Quantize and append. Row i of `key` and `value` ([rows, heads, head_dim], float16 or bfloat16, last dimension
+ * contiguous). */
 struct nib_append_params {
   const void *key, *value;
   int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;
@@ -164,11 +156,11 @@ struct nib_dequantize_params {
   int32_t type; /* enum nib_type of the outputs */
 };
 
-#define NIB_MLA_DIM 512      /* 448 NoPE dimensions, then 64 RoPE dimensions */
-#define NIB_MLA_NOPE 448
-#define NIB_MLA_ROPE 64
-#define NIB_MLA_DATA_BYTES 352  /* 224 bytes E2M1, 64 bfloat16 */
-#define NIB_MLA_SCALE_BYTES 32  /* 28 E4M3, 4 zero */
+#define NIB_MLA_DIM          512 /* 448 NoPE dimensions, then 64 RoPE dimensions */
+#define NIB_MLA_NOPE         448
+#define NIB_MLA_ROPE         64
+#define NIB_MLA_DATA_BYTES   352 /* 224 bytes E2M1, 64 bfloat16 */
+#define NIB_MLA_SCALE_BYTES  32  /* 28 E4M3, 4 zero */
 #define NIB_MLA_RECORD_BYTES 384
 
 /* Rotate, quantize and insert: with queries, and its sibling without. */
@@ -189,7 +181,8 @@ struct nib_rope_insert_params {
 };
 
 /* V scales between linear and 4-token-interleaved: logical (token t, block s) <-> row 4*(t/4) + s/(S/4), column
- * 4*(s%(S/4)) + t%4. `blocks` is S, a multiple of 4; page_size is a multiple of 4. Source and destination never overlap. */
+ * 4*(s%(S/4)) + t%4. `blocks` is S, a multiple of 4; page_size is a multiple of 4. Source and destination never
+ * overlap. */
 struct nib_swizzle_params {
   struct nib_paged source, destination;
   int64_t num_pages, heads, page_size, blocks;
@@ -206,9 +199,10 @@ struct nib_amax_params {
   float *out;
 };
 
-/* A whole cache of float16 or bfloat16 quantized in one go. global_sf = the given scalar (`global_sf.pointer` or a value
- * > 0), or, when `amax` is set, 448 / max(*amax, 1e-12); g = 1 / global_sf, written to *out_scale. When global_sf or g is
- * not positive and finite (an infinite amax too), data and scales are written as zeros and a fault is raised. */
+/* A whole cache of float16 or bfloat16 quantized in one go. global_sf = the given scalar (`global_sf.pointer` or a
+ * value > 0), or, when `amax` is set, 448 / max(*amax, 1e-12); g = 1 / global_sf, written to *out_scale. When global_sf
+ * or g is not positive and finite (an infinite amax too), data and scales are written as zeros and a fault is
+ * raised. */
 struct nib_quantize_cache_params {
   const void *source;
   int64_t source_page_stride, source_token_stride, source_head_stride;
@@ -242,7 +236,7 @@ struct nib_rope_table_params {
   int32_t type; /* float32, float16 or bfloat16 */
 };
 
-/* ---- Tensor plumbing --------------------------------------------------------------------------------------------- */
+/* ---- Tensor plumbing ------------------------------------------------------------------------------------------- */
 
 #define NIB_MAX_DIMS 8
 
@@ -264,8 +258,8 @@ struct nib_fill_params {
   uint64_t bits; /* the element, in the low bytes */
 };
 
-/* Element i (row-major) = start + i*step, converted to the type as copy does. `is_float` 0: the integers, in wrapping 64-bit
- * arithmetic; 1: the reals, in float64 (two roundings). */
+/* Element i (row-major) = start + i*step, converted to the type as copy does. `is_float` 0: the integers, in wrapping
+ * 64-bit arithmetic; 1: the reals, in float64 (two roundings). */
 struct nib_arange_params {
   void *out; /* compact */
   int32_t type, is_float;

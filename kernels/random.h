@@ -1,12 +1,12 @@
-/* Counter-based random elements: element i of a tensor depends on the seed and on i alone, so that any thread of any device
- * computes any element, and all get the same bits. Shared by C and CUDA. */
+/* Counter-based random elements: element i of a tensor depends on the seed and on i alone, so that any thread of any
+ * device computes any element, and all get the same bits. Shared by C and CUDA. */
 #ifndef NIB_RANDOM_H
 #define NIB_RANDOM_H
 
 #include "elementary.h"
 
-/* Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011): 128 random bits from a
- * 64-bit key and a counter, as two 64-bit words. */
+/* Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011): 128 random bits from
+ * a 64-bit key and a counter, as two 64-bit words. */
 struct nib_random_words {
   uint64_t word[2];
 };
@@ -57,8 +57,8 @@ NIB_HD void nib_random_integer_pair(uint64_t seed, uint64_t pair, int64_t low, u
 
 #define NIB_PERMUTATION_ROUNDS 8
 
-/* A permutation of 0..count-1 as a function of its index, so that it needs no memory and no order: a Feistel network permutes
- * the next power of 4; a result that is too large is permuted again until it fits. */
+/* A permutation of 0..count-1 as a function of its index, so that it needs no memory and no order: a Feistel network
+ * permutes the next power of 4; a result that is too large is permuted again until it fits. */
 struct nib_permutation {
   uint64_t count;
   uint32_t half_bits, mask;

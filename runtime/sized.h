@@ -1,5 +1,5 @@
-/* Structs of hosts. A host passes the size that its header gave a struct; the library may be older or newer than that header. What
- * the host does not know is 0 here, and of what the library does not know nothing may be set. */
+/* Structs of hosts. A host passes the size that its header gave a struct; the library may be older or newer than that
+ * header. What the host does not know is 0 here, and of what the library does not know nothing may be set. */
 #ifndef NIB_SIZED_H
 #define NIB_SIZED_H
 
@@ -8,10 +8,10 @@
 
 #include "nibble_tools.h"
 
-/* `TYPE_least`: the size of a struct in version 0.2.0, the smallest that a host can have, from its last field then. Nothing lies
- * between that and its end, so that a new field, which comes behind, is never where hosts have padding. */
-#define NIB_SIZED(type, last)                                                                                             \
-  enum { type##_least = offsetof(type, last) + sizeof(((type *)0)->last) };                                               \
+/* `TYPE_least`: the size of a struct in version 0.2.0, the smallest that a host can have, from its last field then.
+ * Nothing lies between that and its end, so that a new field, which comes behind, is never where hosts have padding. */
+#define NIB_SIZED(type, last)                                               \
+  enum { type##_least = offsetof(type, last) + sizeof(((type *)0)->last) }; \
   _Static_assert(type##_least % _Alignof(type) == 0, #type ": padding behind its last field")
 
 NIB_SIZED(nib_config, streams);
@@ -26,16 +26,18 @@ NIB_SIZED(nib_import_desc, bytes);
 NIB_SIZED(nib_launch_desc, arguments);
 
 /* Reads a host's struct into `own`. False: `text` has what was expected and what it got. */
-static inline bool nib_sized_read(void *own, size_t own_bytes, size_t least, const void *given, size_t bytes, char *text, size_t size) {
+static inline bool nib_sized_read(void *own, size_t own_bytes, size_t least, const void *given, size_t bytes,
+                                  char *text, size_t size) {
   memset(own, 0, own_bytes);
   if (!given || bytes < least) {
-    snprintf(text, size, given ? "expected at least %zu bytes, got %zu" : "expected a struct of %zu bytes, got NULL", least, bytes);
+    snprintf(text, size, given ? "expected at least %zu bytes, got %zu" : "expected a struct of %zu bytes, got NULL",
+             least, bytes);
     return false;
   }
   for (size_t i = own_bytes; i < bytes; i++)
     if (((const unsigned char *)given)[i] != 0) {
-      snprintf(text, size, "expected 0 in fields that this version (%s) does not have, got %d in byte %zu", nib_version(),
-               ((const unsigned char *)given)[i], i);
+      snprintf(text, size, "expected 0 in fields that this version (%s) does not have, got %d in byte %zu",
+               nib_version(), ((const unsigned char *)given)[i], i);
       return false;
     }
   memcpy(own, given, bytes < own_bytes ? bytes : own_bytes);

@@ -9,9 +9,9 @@
 
 #define MAX_INDEX_CHAIN 16 /* __index tables followed from one value, which may be a ring */
 
-static const char *const keywords[] = {"and",   "break", "do",  "else", "elseif", "end",    "false", "for",
-                                       "function", "goto", "if", "in", "local", "nil", "not", "or", "repeat", "return",
-                                       "then", "true", "until", "while"};
+static const char *const keywords[] = { "and",      "break",  "do",   "else", "elseif", "end",  "false", "for",
+                                        "function", "goto",   "if",   "in",   "local",  "nil",  "not",   "or",
+                                        "repeat",   "return", "then", "true", "until",  "while" };
 
 struct search {
   const char *prefix;
@@ -20,33 +20,26 @@ struct search {
   int found; /* stack index of a set of names */
 };
 
-static bool is_name_part(char c) {
-  return isalnum((unsigned char)c) || c == '_';
-}
+static bool is_name_part(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
 static bool is_name(const char *text, size_t length) {
-  if (length == 0 || isdigit((unsigned char)text[0]))
-    return false;
+  if (length == 0 || isdigit((unsigned char)text[0])) return false;
   for (size_t i = 0; i < length; i++)
-    if (!is_name_part(text[i]))
-      return false;
+    if (!is_name_part(text[i])) return false;
   return true;
 }
 
 /* Adds the string keys of the table on top of the stack. */
 static void add_keys(lua_State *L, const struct search *search) {
   for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
-    if (lua_type(L, -2) != LUA_TSTRING)
-      continue;
+    if (lua_type(L, -2) != LUA_TSTRING) continue;
     size_t length;
     const char *name = lua_tolstring(L, -2, &length);
     if (length < search->length || memcmp(name, search->prefix, search->length) != 0 || !is_name(name, length))
       continue;
     /* Names with underscores in front are nobody's business, unless they are asked for. */
-    if (search->length == 0 && name[0] == '_')
-      continue;
-    if (search->callable_only && !lua_isfunction(L, -1))
-      continue;
+    if (search->length == 0 && name[0] == '_') continue;
+    if (search->callable_only && !lua_isfunction(L, -1)) continue;
     lua_pushvalue(L, -2);
     lua_pushboolean(L, 1);
     lua_rawset(L, search->found);
@@ -56,20 +49,16 @@ static void add_keys(lua_State *L, const struct search *search) {
 /* Adds what can be read from the value on top of the stack by name, and pops it. */
 static void add_members(lua_State *L, const struct search *search) {
   for (int step = 0; step < MAX_INDEX_CHAIN; step++) {
-    if (lua_istable(L, -1))
-      add_keys(L, search);
-    if (!lua_getmetatable(L, -1))
-      break;
+    if (lua_istable(L, -1)) add_keys(L, search);
+    if (!lua_getmetatable(L, -1)) break;
     lua_pushliteral(L, "methods");
-    if (lua_rawget(L, -2) == LUA_TTABLE)
-      add_keys(L, search);
+    if (lua_rawget(L, -2) == LUA_TTABLE) add_keys(L, search);
     lua_pop(L, 1);
     lua_pushliteral(L, "__index");
     lua_rawget(L, -2);
     lua_replace(L, -3); /* the value; on top is the metatable */
     lua_pop(L, 1);
-    if (!lua_istable(L, -1))
-      break;
+    if (!lua_istable(L, -1)) break;
   }
   lua_pop(L, 1);
 }
@@ -85,8 +74,7 @@ static void get_member(lua_State *L, const char *name, size_t length) {
       }
       lua_pop(L, 1);
     }
-    if (!lua_getmetatable(L, -1))
-      break;
+    if (!lua_getmetatable(L, -1)) break;
     lua_pushliteral(L, "__index");
     lua_rawget(L, -2);
     lua_replace(L, -3);
@@ -103,12 +91,10 @@ static int compare_names(const void *a, const void *b) {
 /* The array of a set's keys, sorted, in place of the set on top of the stack. */
 static void sort_found(lua_State *L) {
   size_t count = 0;
-  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1))
-    count++;
+  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) count++;
   const char **names = lua_newuserdatauv(L, sizeof *names * (count + 1), 0); /* the set keeps them alive */
   size_t at = 0;
-  for (lua_pushnil(L); lua_next(L, -3); lua_pop(L, 1))
-    names[at++] = lua_tostring(L, -2);
+  for (lua_pushnil(L); lua_next(L, -3); lua_pop(L, 1)) names[at++] = lua_tostring(L, -2);
   qsort(names, count, sizeof *names, compare_names);
   lua_createtable(L, count < INT_MAX ? (int)count : INT_MAX, 0);
   for (at = 0; at < count; at++) {
@@ -124,14 +110,12 @@ int nib_command_complete(lua_State *L) {
   const char *line = luaL_checklstring(L, 1, &length);
   /* The longest NAME.NAME:NAME that ends the line; the last name may be empty. */
   size_t start = length;
-  while (start > 0 && (is_name_part(line[start - 1]) || line[start - 1] == '.' || line[start - 1] == ':'))
-    start--;
+  while (start > 0 && (is_name_part(line[start - 1]) || line[start - 1] == '.' || line[start - 1] == ':')) start--;
   size_t last = length;
-  while (last > start && is_name_part(line[last - 1]))
-    last--;
+  while (last > start && is_name_part(line[last - 1])) last--;
 
   lua_newtable(L);
-  struct search search = {line + last, length - last, last > start && line[last - 1] == ':', lua_gettop(L)};
+  struct search search = { line + last, length - last, last > start && line[last - 1] == ':', lua_gettop(L) };
   lua_pushglobaltable(L);
   if (last == start) {
     if (search.length > 0)
@@ -144,8 +128,7 @@ int nib_command_complete(lua_State *L) {
   } else {
     for (size_t at = start; at < last;) {
       size_t end = at;
-      while (is_name_part(line[end]))
-        end++;
+      while (is_name_part(line[end])) end++;
       /* `..` and numbers are not ours; neither is what follows a call or an index. */
       if (!is_name(line + at, end - at)) {
         lua_pop(L, 1);

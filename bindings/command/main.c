@@ -20,7 +20,8 @@ static const char usage[] =
   "usage: nibble                    a prompt, or the program on standard input\n"
   "       nibble FILE [ARGUMENTS]   run a script (- is standard input)\n"
   "       nibble -e CODE [ARGUMENTS]\n"
-  "       nibble --check FILE ...   the same, or --check -e CODE: reports races, reads of unwritten memory and misused pages;\n"
+  "       nibble --check FILE ...   the same, or --check -e CODE: reports races, reads of unwritten memory and misused "
+  "pages;\n"
   "                                 status 1 when there are any (nibble/checker.lua says more)\n"
   "       nibble devices            what can be computed on, and what cannot and why\n"
   "       nibble scenario list      scenarios to run and check (nibble scenario --help)\n"
@@ -47,22 +48,22 @@ static const char devices_code[] =
   "  print(table.concat(row, '  '))\n"
   "end\n";
 
-/* A command that is the Lua module nibble.NAME: its main gets a list of the words behind the name and returns the exit status. */
+/* A command that is the Lua module nibble.NAME: its main gets a list of the words behind the name and returns the exit
+ * status. */
 static const char module_code[] = "os.exit(require('nibble.' .. arg[0]).main({...}), true)";
-static const char *const modules[] = {"scenario", "trace", NULL};
+static const char *const modules[] = { "scenario", "trace", NULL };
 
 static bool is_module(const char *word) {
   for (int i = 0; modules[i]; i++) {
-    if (strcmp(word, modules[i]) == 0)
-      return true;
+    if (strcmp(word, modules[i]) == 0) return true;
   }
   return false;
 }
 
-/* ---- Calls, errors, Ctrl-C ----------------------------------------------------------------------------------------- */
+/* ---- Calls, errors, Ctrl-C ------------------------------------------------------------------------------------- */
 
-/* A hook belongs to one Lua thread, so that the signal handler has to know which one runs: a call's own, or the coroutine
- * that it is in. */
+/* A hook belongs to one Lua thread, so that the signal handler has to know which one runs: a call's own, or the
+ * coroutine that it is in. */
 static lua_State *volatile running;
 static volatile sig_atomic_t pending; /* Ctrl-C has come and has not stopped anything yet */
 
@@ -91,8 +92,7 @@ static void on_interrupt(int number) {
   (void)number;
   lua_State *L = running;
   pending = 1;
-  if (L)
-    stop_soon(L);
+  if (L) stop_soon(L);
 }
 
 static void enter(lua_State *L) {
@@ -111,10 +111,8 @@ static bool is_interruption(lua_State *L) {
 
 static int add_traceback(lua_State *L) {
   const char *message = lua_tostring(L, 1);
-  if (!message && luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING)
-    message = lua_tostring(L, -1);
-  if (!message)
-    message = lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, 1));
+  if (!message && luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING) message = lua_tostring(L, -1);
+  if (!message) message = lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, 1));
   luaL_traceback(L, L, message, 1);
   return 1;
 }
@@ -123,7 +121,7 @@ int nib_command_call(lua_State *L, int arguments, int results) {
   int base = lua_gettop(L) - arguments;
   lua_pushcfunction(L, add_traceback);
   lua_insert(L, base);
-  struct sigaction before, during = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+  struct sigaction before, during = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
   sigemptyset(&during.sa_mask);
   /* Who starts us with SIGINT ignored, as shells do for background jobs, means it. */
   bool listen = sigaction(SIGINT, NULL, &before) == 0 && before.sa_handler != SIG_IGN;
@@ -159,16 +157,16 @@ void nib_command_report(lua_State *L, const char *prefix) {
 
 /* ---- Coroutines -----------------------------------------------------------------------------------------------------
  *
- * Lua's coroutine.resume, wrap and close, which also keep `running` right. They differ from Lua's own in one thing: resume
- * does not catch Ctrl-C, which is meant for the whole program and not for one of its coroutines. */
+ * Lua's coroutine.resume, wrap and close, which also keep `running` right. They differ from Lua's own in one thing:
+ * resume does not catch Ctrl-C, which is meant for the whole program and not for one of its coroutines. */
 
 static lua_State *check_coroutine(lua_State *L) {
   luaL_checktype(L, 1, LUA_TTHREAD);
   return lua_tothread(L, 1);
 }
 
-/* Goes on with a coroutine. Its arguments are on top of L, and its results come there: their number is returned, or -1 when
- * it is an error value. */
+/* Goes on with a coroutine. Its arguments are on top of L, and its results come there: their number is returned, or -1
+ * when it is an error value. */
 static int advance(lua_State *L, lua_State *coroutine, int arguments) {
   if (!lua_checkstack(coroutine, arguments)) {
     lua_pushliteral(L, "too many arguments to resume");
@@ -192,7 +190,8 @@ static int advance(lua_State *L, lua_State *coroutine, int arguments) {
   return results;
 }
 
-/* Runs what waits for its variables to be closed. When the status is not LUA_OK, an error value is on the coroutine's stack. */
+/* Runs what waits for its variables to be closed. When the status is not LUA_OK, an error value is on the coroutine's
+ * stack. */
 static int close_thread(lua_State *L, lua_State *coroutine) {
   enter(coroutine);
 #if LUA_VERSION_RELEASE_NUM >= 50406
@@ -207,8 +206,7 @@ static int close_thread(lua_State *L, lua_State *coroutine) {
 static int coroutine_resume(lua_State *L) {
   lua_State *coroutine = check_coroutine(L);
   int results = advance(L, coroutine, lua_gettop(L) - 1);
-  if (results < 0 && is_interruption(L))
-    return lua_error(L);
+  if (results < 0 && is_interruption(L)) return lua_error(L);
   int values = results < 0 ? 1 : results;
   lua_pushboolean(L, results >= 0);
   lua_insert(L, -(values + 1));
@@ -218,8 +216,7 @@ static int coroutine_resume(lua_State *L) {
 static int call_wrapped(lua_State *L) {
   lua_State *coroutine = lua_tothread(L, lua_upvalueindex(1));
   int results = advance(L, coroutine, lua_gettop(L));
-  if (results >= 0)
-    return results;
+  if (results >= 0) return results;
   int status = lua_status(coroutine);
   if (status != LUA_OK && status != LUA_YIELD && (status = close_thread(L, coroutine)) != LUA_OK) {
     lua_xmove(coroutine, L, 1); /* closing may have changed it */
@@ -249,15 +246,15 @@ static int coroutine_close(lua_State *L) {
     return luaL_error(L, "cannot close a %s coroutine", coroutine == L ? "running" : "normal");
   bool well = close_thread(L, coroutine) == LUA_OK;
   lua_pushboolean(L, well);
-  if (!well)
-    lua_xmove(coroutine, L, 1);
+  if (!well) lua_xmove(coroutine, L, 1);
   return well ? 1 : 2;
 }
 
 static const luaL_Reg coroutine_functions[] = {
-  {"resume", coroutine_resume}, {"wrap", coroutine_wrap}, {"close", coroutine_close}, {NULL, NULL}};
+  { "resume", coroutine_resume }, { "wrap", coroutine_wrap }, { "close", coroutine_close }, { NULL, NULL }
+};
 
-/* ---- The state ------------------------------------------------------------------------------------------------------ */
+/* ---- The state ------------------------------------------------------------------------------------------------- */
 
 /* Puts FOLDER/?.lua before the rest of package.path, if the folder has nibble's modules. */
 static void add_path(lua_State *L, const char *folder) {
@@ -272,19 +269,17 @@ static void add_path(lua_State *L, const char *folder) {
   lua_pop(L, 1);
 }
 
-/* The modules beside the executable: in a checkout it is build/CONFIGURATION/nibble and they are in bindings/lua/; installed, it
- * is bin/nibble and they are in share/lua/5.4/, where plain Lua looks too. */
+/* The modules beside the executable: in a checkout it is build/CONFIGURATION/nibble and they are in bindings/lua/;
+ * installed, it is bin/nibble and they are in share/lua/5.4/, where plain Lua looks too. */
 static void add_paths(lua_State *L) {
   char path[4096];
   ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof "/share/lua/5.4");
-  if (length <= 0 || (size_t)length >= sizeof path - sizeof "/share/lua/5.4")
-    return;
+  if (length <= 0 || (size_t)length >= sizeof path - sizeof "/share/lua/5.4") return;
   path[length] = '\0';
-  static const char *const places[] = {NULL, "/share/lua/5.4", "/bindings/lua"}; /* by the number of folders above */
+  static const char *const places[] = { NULL, "/share/lua/5.4", "/bindings/lua" }; /* by the number of folders above */
   for (int up = 0; up < 3; up++) {
     char *slash = strrchr(path, '/');
-    if (!slash)
-      return;
+    if (!slash) return;
     if (places[up]) {
       strcpy(slash, places[up]);
       add_path(L, path);
@@ -344,16 +339,14 @@ static void set_arguments(lua_State *L, char **words, int count, int before) {
 static int run(lua_State *L, int loaded, char **words, int count) {
   if (loaded == LUA_OK) {
     luaL_checkstack(L, count, "too many arguments");
-    for (int i = 1; i < count; i++)
-      lua_pushstring(L, words[i]);
+    for (int i = 1; i < count; i++) lua_pushstring(L, words[i]);
     loaded = nib_command_call(L, count > 0 ? count - 1 : 0, 0);
   }
-  if (loaded != LUA_OK)
-    nib_command_report(L, "nibble: ");
+  if (loaded != LUA_OK) nib_command_report(L, "nibble: ");
   return loaded == LUA_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-/* ---- Arguments ------------------------------------------------------------------------------------------------------ */
+/* ---- Arguments ------------------------------------------------------------------------------------------------- */
 
 static int misuse(const char *what, const char *word) {
   fprintf(stderr, "nibble: %s", what);
@@ -367,9 +360,9 @@ static void check_output(void) {
   errno = 0;
   bool lost = fflush(stdout) != 0;
   int reason = errno;
-  if (!lost && !ferror(stdout))
-    return;
-  fprintf(stderr, "nibble: standard output could not be written%s%s\n", reason ? ": " : "", reason ? strerror(reason) : "");
+  if (!lost && !ferror(stdout)) return;
+  fprintf(stderr, "nibble: standard output could not be written%s%s\n", reason ? ": " : "",
+          reason ? strerror(reason) : "");
   fflush(NULL);
   _exit(EXIT_FAILURE);
 }
@@ -380,9 +373,9 @@ enum action { PROMPT, SCRIPT, CODE, DEVICES, MODULE };
 struct session {
   enum action action;
   bool check;
-  char **words; /* from the command's name on */
+  char **words;     /* from the command's name on */
   int count, first; /* the word that is the script, the code or the subcommand */
-  int status; /* to exit with */
+  int status;       /* to exit with */
 };
 
 /* Does it. Called protected: also the arguments' table, and the name of a script, take memory. */
@@ -392,8 +385,7 @@ static int run_session(lua_State *L) {
   int count = session->count > session->first ? session->count - session->first : 0, finish = 0;
   session->status = EXIT_FAILURE;
   lua_pushcfunction(L, open_state);
-  if (run(L, LUA_OK, NULL, 0) != EXIT_SUCCESS)
-    return 0;
+  if (run(L, LUA_OK, NULL, 0) != EXIT_SUCCESS) return 0;
   if (session->check) {
     lua_pushcfunction(L, start_check);
     if (nib_command_call(L, 0, 1) != LUA_OK) {
@@ -404,26 +396,21 @@ static int run_session(lua_State *L) {
   }
   set_arguments(L, words, count, session->first);
   switch (session->action) {
-    case PROMPT:
-      session->status = nib_command_repl(L);
-      break;
-    case SCRIPT: {
-      const char *name = count > 0 ? words[0] : "-";
-      session->status = run(L, luaL_loadfile(L, strcmp(name, "-") == 0 ? NULL : name), words, count);
-      break;
-    }
-    case CODE:
-      session->status = run(L, luaL_loadbuffer(L, words[0], strlen(words[0]), "=(code)"), words, count);
-      break;
-    case DEVICES:
-      session->status = run(L, luaL_loadbuffer(L, devices_code, sizeof devices_code - 1, "=devices"), NULL, 0);
-      break;
-    case MODULE:
-      session->status = run(L, luaL_loadbuffer(L, module_code, sizeof module_code - 1, "=nibble"), words, count);
-      break;
+  case PROMPT: session->status = nib_command_repl(L); break;
+  case SCRIPT: {
+    const char *name = count > 0 ? words[0] : "-";
+    session->status = run(L, luaL_loadfile(L, strcmp(name, "-") == 0 ? NULL : name), words, count);
+    break;
   }
-  if (finish > 0)
-    session->status = checked_status(L, finish, session->status);
+  case CODE: session->status = run(L, luaL_loadbuffer(L, words[0], strlen(words[0]), "=(code)"), words, count); break;
+  case DEVICES:
+    session->status = run(L, luaL_loadbuffer(L, devices_code, sizeof devices_code - 1, "=devices"), NULL, 0);
+    break;
+  case MODULE:
+    session->status = run(L, luaL_loadbuffer(L, module_code, sizeof module_code - 1, "=nibble"), words, count);
+    break;
+  }
+  if (finish > 0) session->status = checked_status(L, finish, session->status);
   return 0;
 }
 
@@ -433,7 +420,8 @@ int main(int argc, char **argv) {
   int first = 1; /* the word that is the script, the code or the subcommand */
   bool check = argc > 1 && strcmp(argv[1], "--check") == 0;
   if (check) {
-    if (argc < 3 || (argv[2][0] == '-' && argv[2][1] != '\0' && strcmp(argv[2], "-e") != 0 && strcmp(argv[2], "--") != 0))
+    if (argc < 3 ||
+        (argv[2][0] == '-' && argv[2][1] != '\0' && strcmp(argv[2], "-e") != 0 && strcmp(argv[2], "--") != 0))
       return misuse("--check wants a file or -e CODE after it", "");
     argv++; /* as if it were not there */
     argc--;
@@ -447,19 +435,16 @@ int main(int argc, char **argv) {
       printf("nibble %s (%s)\n", NIB_VERSION, LUA_RELEASE);
       return EXIT_SUCCESS;
     } else if (strcmp(word, "-e") == 0) {
-      if (argc < 3)
-        return misuse("-e wants code", "");
+      if (argc < 3) return misuse("-e wants code", "");
       action = CODE;
       first = 2;
     } else if (!check && strcmp(word, "devices") == 0) {
-      if (argc > 2)
-        return misuse("devices takes no arguments, got ", argv[2]);
+      if (argc > 2) return misuse("devices takes no arguments, got ", argv[2]);
       action = DEVICES;
     } else if (is_module(word)) {
       action = MODULE;
     } else if (strcmp(word, "--") == 0) {
-      if (argc < 3)
-        return misuse("-- wants a file after it", "");
+      if (argc < 3) return misuse("-- wants a file after it", "");
       action = SCRIPT;
       first = 2;
     } else if (word[0] == '-' && word[1] != '\0') {
@@ -468,8 +453,7 @@ int main(int argc, char **argv) {
       action = SCRIPT;
     }
   }
-  if (action == PROMPT && !isatty(STDIN_FILENO))
-    action = SCRIPT;
+  if (action == PROMPT && !isatty(STDIN_FILENO)) action = SCRIPT;
 
   /* Names and messages in the user's characters; numbers keep their point. */
   setlocale(LC_CTYPE, "");
@@ -478,7 +462,7 @@ int main(int argc, char **argv) {
     fputs("nibble: out of memory\n", stderr);
     return EXIT_FAILURE;
   }
-  struct session session = {.action = action, .check = check, .words = argv, .count = argc, .first = first};
+  struct session session = { .action = action, .check = check, .words = argv, .count = argc, .first = first };
   lua_pushcfunction(L, run_session);
   lua_pushlightuserdata(L, &session);
   if (lua_pcall(L, 1, 0, 0) != LUA_OK) {

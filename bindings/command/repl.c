@@ -20,13 +20,13 @@
 
 #define HISTORY_LINES 1000
 #define SHOWN_ENTRIES 40 /* of a table and the tables in it */
-#define SHOWN_LEVELS 2
+#define SHOWN_LEVELS  2
 
 struct prompt {
   EditLine *editor;
   History *history;
   lua_State *L;
-  bool continued; /* the line goes on with a chunk that is not complete */
+  bool continued;          /* the line goes on with a chunk that is not complete */
   char history_path[4096]; /* empty: the history is not kept */
 };
 
@@ -34,44 +34,37 @@ struct prompt {
 static volatile sig_atomic_t interrupted, resized;
 
 static void on_signal(int number) {
-  if (number == SIGINT)
-    interrupted = 1;
-  else
-    resized = 1;
+  if (number == SIGINT) interrupted = 1;
+  else resized = 1;
 }
 
-/* ---- Values --------------------------------------------------------------------------------------------------------- */
+/* ---- Values ---------------------------------------------------------------------------------------------------- */
 
 static void show_string(const char *text, size_t length) {
   putchar('"');
   for (size_t i = 0; i < length;) {
     size_t plain = 0; /* bytes before one that is written otherwise */
-    while (i + plain < length && !strchr("\n\"\\", text[i + plain]))
-      plain++;
+    while (i + plain < length && !strchr("\n\"\\", text[i + plain])) plain++;
     nib_put_visible(stdout, text + i, plain, false, false);
     i += plain;
-    if (i < length && text[i])
-      printf("\\%c", text[i] == '\n' ? 'n' : text[i]);
-    else if (i < length)
-      fputs("\\x00", stdout);
+    if (i < length && text[i]) printf("\\%c", text[i] == '\n' ? 'n' : text[i]);
+    else if (i < length) fputs("\\x00", stdout);
     i++;
   }
   putchar('"');
 }
 
 static bool is_name(lua_State *L, int index) {
-  if (lua_type(L, index) != LUA_TSTRING)
-    return false;
+  if (lua_type(L, index) != LUA_TSTRING) return false;
   const char *name = lua_tostring(L, index);
-  if (!isalpha((unsigned char)*name) && *name != '_')
-    return false;
+  if (!isalpha((unsigned char)*name) && *name != '_') return false;
   for (; *name; name++)
-    if (!isalnum((unsigned char)*name) && *name != '_')
-      return false;
+    if (!isalnum((unsigned char)*name) && *name != '_') return false;
   return true;
 }
 
-/* Prints a value as tostring does, but shows what is in a plain table; `left` counts the entries that may still be shown. */
+/* Prints a value as tostring does, but shows what is in a plain table; `left` counts the entries that may still be
+ * shown. */
 static void show(lua_State *L, int index, int level, int *left) {
   luaL_checkstack(L, 8, NULL);
   int top = lua_gettop(L);
@@ -103,8 +96,7 @@ static void show(lua_State *L, int index, int level, int *left) {
   }
   lua_pop(L, 1);
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
-    if (lua_isinteger(L, -2) && lua_tointeger(L, -2) >= 1 && lua_tointeger(L, -2) <= count)
-      continue;
+    if (lua_isinteger(L, -2) && lua_tointeger(L, -2) >= 1 && lua_tointeger(L, -2) <= count) continue;
     fputs(separator, stdout);
     separator = ", ";
     if (--*left < 0) {
@@ -130,15 +122,14 @@ static int show_all(lua_State *L) {
   int count = lua_gettop(L);
   for (int i = 1; i <= count; i++) {
     int left = SHOWN_ENTRIES;
-    if (i > 1)
-      putchar('\t');
+    if (i > 1) putchar('\t');
     show(L, i, 0, &left);
   }
   putchar('\n');
   return 0;
 }
 
-/* ---- The terminal --------------------------------------------------------------------------------------------------- */
+/* ---- The terminal ---------------------------------------------------------------------------------------------- */
 
 static const char *prompt_text(EditLine *editor) {
   struct prompt *prompt;
@@ -153,33 +144,28 @@ static int read_character(EditLine *editor, wchar_t *character) {
   for (;;) {
     char byte;
     ssize_t got = interrupted ? -1 : read(STDIN_FILENO, &byte, 1);
-    if (interrupted)
-      return -1;
+    if (interrupted) return -1;
     if (got < 0 && errno == EINTR) {
-      if (resized)
-        el_resize(editor);
+      if (resized) el_resize(editor);
       resized = 0;
       continue;
     }
-    if (got <= 0)
-      return (int)got;
+    if (got <= 0) return (int)got;
     size_t length = mbrtowc(character, &byte, 1, &state);
     if (length == (size_t)-1) { /* not a character here: take the byte as it is */
       *character = (unsigned char)byte;
       return 1;
     }
-    if (length != (size_t)-2)
-      return 1;
+    if (length != (size_t)-2) return 1;
   }
 }
 
-/* Inserts what all completions agree on; lists them where that is nothing. Where no name ends it does nothing: Tab indents
- * what is pasted. */
+/* Inserts what all completions agree on; lists them where that is nothing. Where no name ends it does nothing: Tab
+ * indents what is pasted. */
 static unsigned char on_tab(EditLine *editor, int key) {
   (void)key;
   const LineInfo *line = el_line(editor);
-  if (line->cursor == line->buffer || isspace((unsigned char)line->cursor[-1]))
-    return CC_NORM;
+  if (line->cursor == line->buffer || isspace((unsigned char)line->cursor[-1])) return CC_NORM;
   struct prompt *prompt;
   el_get(editor, EL_CLIENTDATA, &prompt);
   lua_State *L = prompt->L;
@@ -202,8 +188,7 @@ static unsigned char on_tab(EditLine *editor, int key) {
         snprintf(common, sizeof common, "%s", name);
       } else {
         size_t same = 0;
-        while (common[same] && common[same] == name[same])
-          same++;
+        while (common[same] && common[same] == name[same]) same++;
         common[same] = '\0';
       }
       lua_pop(L, 1);
@@ -228,7 +213,7 @@ static unsigned char on_tab(EditLine *editor, int key) {
   return result;
 }
 
-/* ---- History -------------------------------------------------------------------------------------------------------- */
+/* ---- History --------------------------------------------------------------------------------------------------- */
 
 /* Finds the history's file, creates it (for its owner alone) and loads it. */
 static void open_history(struct prompt *prompt) {
@@ -236,12 +221,9 @@ static void open_history(struct prompt *prompt) {
   size_t size = sizeof prompt->history_path;
   const char *named = getenv("NIBBLE_HISTORY"), *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
   int length = -1;
-  if (named)
-    length = snprintf(path, size, "%s", named);
-  else if (state && state[0] == '/')
-    length = snprintf(path, size, "%s/nibble/history", state);
-  else if (home && home[0] == '/')
-    length = snprintf(path, size, "%s/.local/state/nibble/history", home);
+  if (named) length = snprintf(path, size, "%s", named);
+  else if (state && state[0] == '/') length = snprintf(path, size, "%s/nibble/history", state);
+  else if (home && home[0] == '/') length = snprintf(path, size, "%s/.local/state/nibble/history", home);
   if (length <= 0 || (size_t)length >= size) {
     path[0] = '\0';
     return;
@@ -261,21 +243,17 @@ static void open_history(struct prompt *prompt) {
     path[0] = '\0'; /* out of reach, or not a history: left alone */
   else if (loaded > 2 * HISTORY_LINES)
     history(prompt->history, &event, H_SAVE, path); /* without what was dropped on loading */
-  if (file >= 0)
-    close(file);
+  if (file >= 0) close(file);
 }
 
 /* Remembers a chunk, also for the next session and if this one dies. */
 static void add_history(struct prompt *prompt, const char *chunk) {
   HistEvent event;
-  if (chunk[strspn(chunk, " \t\r\n")] == '\0' || history(prompt->history, &event, H_ENTER, chunk) <= 0)
-    return;
+  if (chunk[strspn(chunk, " \t\r\n")] == '\0' || history(prompt->history, &event, H_ENTER, chunk) <= 0) return;
   FILE *file = prompt->history_path[0] ? fopen(prompt->history_path, "a") : NULL;
-  if (!file)
-    return;
+  if (!file) return;
   /* As libedit writes it, which can write only all of a history. */
-  if (fseek(file, 0, SEEK_END) == 0 && ftell(file) == 0)
-    fputs("_HiStOrY_V2_\n", file);
+  if (fseek(file, 0, SEEK_END) == 0 && ftell(file) == 0) fputs("_HiStOrY_V2_\n", file);
   for (; *chunk; chunk++) {
     unsigned char c = (unsigned char)*chunk;
     fprintf(file, c <= ' ' || c == '\\' || c == 0x7F ? "\\%03o" : "%c", c);
@@ -284,7 +262,7 @@ static void add_history(struct prompt *prompt, const char *chunk) {
   fclose(file);
 }
 
-/* ---- The prompt ----------------------------------------------------------------------------------------------------- */
+/* ---- The prompt ------------------------------------------------------------------------------------------------ */
 
 /* Whether a chunk that did not load, by the message on top of the stack, could go on. */
 static bool ends_early(lua_State *L, int status) {
@@ -293,8 +271,8 @@ static bool ends_early(lua_State *L, int status) {
   return status == LUA_ERRSYNTAX && length >= 5 && strcmp(message + length - 5, "<eof>") == 0;
 }
 
-/* Loads the text on top of the stack as an expression whose values are wanted, else as statements. Pushes the function, or
- * the error message. *incomplete: more lines could make it right. */
+/* Loads the text on top of the stack as an expression whose values are wanted, else as statements. Pushes the function,
+ * or the error message. *incomplete: more lines could make it right. */
 static bool load(lua_State *L, bool *incomplete) {
   size_t length;
   const char *text = lua_tolstring(L, -1, &length);
@@ -317,26 +295,26 @@ static bool answer(lua_State *L, const char *line) {
   int length = 0;
   sscanf(line, " %7[a-z]%n", word, &length);
   const char *rest = line + length;
-  if (strncmp(rest, "()", 2) == 0)
-    rest += 2;
+  if (strncmp(rest, "()", 2) == 0) rest += 2;
   bool leave = strcmp(word, "exit") == 0 || strcmp(word, "quit") == 0;
-  if ((!leave && strcmp(word, "help") != 0) || rest[strspn(rest, " \t\r\n")] != '\0')
-    return false;
+  if ((!leave && strcmp(word, "help") != 0) || rest[strspn(rest, " \t\r\n")] != '\0') return false;
   lua_pushglobaltable(L);
   lua_pushstring(L, word);
   bool known = lua_rawget(L, -2) != LUA_TNIL;
   lua_pop(L, 2);
-  if (known)
-    return false;
+  if (known) return false;
   if (leave) {
     puts("Ctrl-D leaves");
     return true;
   }
   int top = lua_gettop(L);
-  bool found = luaL_dostring(L, "return (package.searchpath('nibble.meta', package.path))") == LUA_OK && lua_isstring(L, -1);
-  puts("Keys: Tab completes, Up and Down recall lines, Ctrl-C interrupts, Ctrl-D leaves. Expressions print their values.");
+  bool found =
+    luaL_dostring(L, "return (package.searchpath('nibble.meta', package.path))") == LUA_OK && lua_isstring(L, -1);
+  puts(
+    "Keys: Tab completes, Up and Down recall lines, Ctrl-C interrupts, Ctrl-D leaves. Expressions print their values.");
   printf("Every function of nibble: %s\n", found ? lua_tostring(L, -1) : "bindings/lua/nibble/meta.lua");
-  puts("In Lua: require \"nibble.pages\", \"nibble.show\", \"nibble.reference\"; their files say how, beside that one.");
+  puts(
+    "In Lua: require \"nibble.pages\", \"nibble.show\", \"nibble.reference\"; their files say how, beside that one.");
   lua_settop(L, top);
   return true;
 }
@@ -354,11 +332,9 @@ static int run_prompt(lua_State *L) {
     } else if (!line || count <= 0) {
       break;
     } else if (prompt->continued || !answer(L, line)) {
-      if (prompt->continued)
-        lua_pushliteral(L, "\n");
+      if (prompt->continued) lua_pushliteral(L, "\n");
       lua_pushlstring(L, line, strcspn(line, "\r\n"));
-      if (prompt->continued)
-        lua_concat(L, 3);
+      if (prompt->continued) lua_concat(L, 3);
       bool incomplete, loaded = load(L, &incomplete);
       prompt->continued = incomplete;
       if (incomplete) {
@@ -375,8 +351,7 @@ static int run_prompt(lua_State *L) {
       } else {
         loaded = false;
       }
-      if (!loaded)
-        nib_command_report(L, "");
+      if (!loaded) nib_command_report(L, "");
       fflush(stdout);
     }
     prompt->continued = false;
@@ -394,13 +369,12 @@ static void greet(lua_State *L) {
 }
 
 int nib_command_repl(lua_State *L) {
-  struct prompt prompt = {.L = L};
+  struct prompt prompt = { .L = L };
   HistEvent event;
   prompt.history = history_init();
   prompt.editor = prompt.history ? el_init("nibble", stdin, stdout, stderr) : NULL;
   if (!prompt.editor) {
-    if (prompt.history)
-      history_end(prompt.history);
+    if (prompt.history) history_end(prompt.history);
     fputs("nibble: cannot use this terminal\n", stderr);
     return EXIT_FAILURE;
   }
@@ -416,7 +390,7 @@ int nib_command_repl(lua_State *L) {
   el_source(prompt.editor, NULL);
   open_history(&prompt);
 
-  struct sigaction action = {.sa_handler = on_signal};
+  struct sigaction action = { .sa_handler = on_signal };
   sigemptyset(&action.sa_mask);
   struct sigaction interrupt_before, resize_before;
   sigaction(SIGINT, &action, &interrupt_before);
@@ -429,8 +403,7 @@ int nib_command_repl(lua_State *L) {
   sigaction(SIGINT, &interrupt_before, NULL); /* closing the state may wait long for queued work */
   sigaction(SIGWINCH, &resize_before, NULL);
   putchar('\n');
-  if (status != LUA_OK)
-    nib_command_report(L, "nibble: ");
+  if (status != LUA_OK) nib_command_report(L, "nibble: ");
   el_end(prompt.editor);
   history_end(prompt.history);
   return status == LUA_OK ? EXIT_SUCCESS : EXIT_FAILURE;

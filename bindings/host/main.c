@@ -1,6 +1,7 @@
-/* An example of a host: a frame loop at 60 Hz with a serving engine's tick in it, and a folder of scripts that it does not
- * trust. A script may define on_load(reloaded), on_frame(dt) and on_unload(); it has the module `nibble`, the table `state`, which
- * outlives its code, and the table `host` (scripts.c). A file that changes is loaded again while its state lives on. */
+/* An example of a host: a frame loop at 60 Hz with a serving engine's tick in it, and a folder of scripts that it does
+ * not trust. A script may define on_load(reloaded), on_frame(dt) and on_unload(); it has the module `nibble`, the table
+ * `state`, which outlives its code, and the table `host` (scripts.c). A file that changes is loaded again while its
+ * state lives on. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <sched.h>
@@ -36,8 +37,7 @@ static void log_line(void *user, nib_log_level level, const char *message) {
 
 static void sleep_until(long long time_us) {
   struct timespec until = { .tv_sec = (time_t)(time_us / 1000000), .tv_nsec = (long)(time_us % 1000000 * 1000) };
-  while (!stop && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {
-  }
+  while (!stop && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {}
 }
 
 static int by_size(const void *a, const void *b) {
@@ -89,15 +89,19 @@ static void report(struct times *times, const struct options *options, long skip
   qsort(times->list, (size_t)times->count, sizeof *times->list, by_size);
   long over = 0;
   for (long i = 0; i < times->count; i++) over += times->list[i] > options->budget_ms + 2;
-  printf("%ld frames of at most %.1f ms, %s priority: p50 %.2f ms, p99 %.2f ms, worst %.2f ms, %ld past budget + 2 ms\n", times->count,
-         options->budget_ms, times->first ? "real-time" : "ordinary", times->list[times->count / 2], times->list[times->count * 99 / 100], times->list[times->count - 1], over);
-  printf("scripts: %ld frames went on without them, %ld did not begin with them, %ld calls had no time left\n", times->late, times->busy, skipped);
-  printf("engine: %ld tokens, %d requests finished, %d running, %d of %d pages free\n", view->tokens, view->finished, view->running,
-         view->free_pages, PAGES);
+  printf(
+    "%ld frames of at most %.1f ms, %s priority: p50 %.2f ms, p99 %.2f ms, worst %.2f ms, %ld past budget + 2 ms\n",
+    times->count, options->budget_ms, times->first ? "real-time" : "ordinary", times->list[times->count / 2],
+    times->list[times->count * 99 / 100], times->list[times->count - 1], over);
+  printf("scripts: %ld frames went on without them, %ld did not begin with them, %ld calls had no time left\n",
+         times->late, times->busy, skipped);
+  printf("engine: %ld tokens, %d requests finished, %d running, %d of %d pages free\n", view->tokens, view->finished,
+         view->running, view->free_pages, PAGES);
 }
 
-/* On a busy machine an ordinary thread that wakes up is put off for milliseconds, whatever its niceness. A frame works little and
- * sleeps much, so it may go first, where the system allows it: for root, and as limits.conf(5) says (rtprio). */
+/* On a busy machine an ordinary thread that wakes up is put off for milliseconds, whatever its niceness. A frame works
+ * little and sleeps much, so it may go first, where the system allows it: for root, and as limits.conf(5) says
+ * (rtprio). */
 static bool go_first(void) {
   return pthread_setschedparam(pthread_self(), SCHED_FIFO, &(struct sched_param){ .sched_priority = 1 }) == 0;
 }

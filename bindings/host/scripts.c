@@ -14,8 +14,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LOAD_US = 1000000, UNLOAD_US = 10000, LEAST_US = 50, STRIKE_US = 10000, MOST_STRIKES = 3, ERROR_US = 1000000,
-       LOOK_FRAMES = 20, MOST_SOURCE = 1 << 20, MOST_PRINTED = 1024 };
+enum {
+  LOAD_US = 1000000,
+  UNLOAD_US = 10000,
+  LEAST_US = 50,
+  STRIKE_US = 10000,
+  MOST_STRIKES = 3,
+  ERROR_US = 1000000,
+  LOOK_FRAMES = 20,
+  MOST_SOURCE = 1 << 20,
+  MOST_PRINTED = 1024
+};
 
 static long long read_clock(clockid_t clock) {
   struct timespec now;
@@ -25,7 +34,7 @@ static long long read_clock(clockid_t clock) {
 
 long long host_now_us(void) { return read_clock(CLOCK_MONOTONIC); }
 
-/* ---- What scripts get from the host: the table `host` -------------------------------------------------------------- */
+/* ---- What scripts get from the host: the table `host` ---------------------------------------------------------- */
 
 static struct scripts *own_scripts(lua_State *L) { return lua_touserdata(L, lua_upvalueindex(1)); }
 
@@ -60,8 +69,9 @@ static int get_pool(lua_State *L) {
   const struct {
     const char *name;
     long value;
-  } fields[] = { { "frame", view->frame }, { "pages", PAGES }, { "page_size", PAGE_SIZE }, { "free", view->free_pages },
-                 { "running", view->running }, { "finished", view->finished }, { "tokens", view->tokens } };
+  } fields[] = { { "frame", view->frame },     { "pages", PAGES },           { "page_size", PAGE_SIZE },
+                 { "free", view->free_pages }, { "running", view->running }, { "finished", view->finished },
+                 { "tokens", view->tokens } };
   lua_newtable(L);
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
     lua_pushinteger(L, fields[i].value);
@@ -79,15 +89,18 @@ static int set_most_running(lua_State *L) {
 }
 
 static void add_host(lua_State *L, void *user) {
-  static const luaL_Reg functions[] = { { "requests", get_requests }, { "pool", get_pool }, { "set_most_running", set_most_running },
-                                        { NULL, NULL } };
+  static const luaL_Reg functions[] = {
+    { "requests", get_requests }, { "pool", get_pool }, { "set_most_running", set_most_running }, { NULL, NULL }
+  };
   luaL_newlibtable(L, functions);
   lua_pushlightuserdata(L, user);
   luaL_setfuncs(L, functions, 1);
   lua_setfield(L, 1, "host");
 }
 
-static void print_name(const struct script *script) { nib_put_visible(stdout, script->name, strlen(script->name), false, false); }
+static void print_name(const struct script *script) {
+  nib_put_visible(stdout, script->name, strlen(script->name), false, false);
+}
 
 /* A line of a script's for people: whatever it writes moves no cursor and makes no second line. */
 static void print_line(void *user, const char *text, size_t length) {
@@ -99,7 +112,7 @@ static void print_line(void *user, const char *text, size_t length) {
   putchar('\n');
 }
 
-/* ---- One script ---------------------------------------------------------------------------------------------------- */
+/* ---- One script ------------------------------------------------------------------------------------------------ */
 
 /* Makes a sandbox the one to be cancelled (NULL: none, and none is being cancelled any longer). */
 static void set_running(struct scripts *scripts, nib_sandbox *sandbox) {
@@ -179,7 +192,9 @@ static void load(struct script *script) {
       script->strikes = 0;
     }
     if (!script->scripts->is_quiet) {
-      const char *what = status == NIB_OK ? again ? "reloaded" : "loaded" : again ? "not reloaded, the old one goes on" : "not loaded";
+      const char *what = status == NIB_OK ? again ? "reloaded" : "loaded"
+                         : again          ? "not reloaded, the old one goes on"
+                                          : "not loaded";
       print_name(script);
       printf(": %s\n", what);
     }
@@ -194,19 +209,20 @@ static void unload(struct script *script) {
     fputs("  ", stdout);
     print_name(script);
     int blanks = strlen(script->name) < 16 ? 16 - (int)strlen(script->name) : 0;
-    printf("%*s %6ld calls, %6ld raised, %6ld out of time, %6ld out of memory, longest %7.2f ms, %5zu KiB of Lua's\n", blanks, "",
-           script->calls, script->raised, script->expired, script->exhausted, (double)script->worst_us / 1000,
-           nib_sandbox_lua_memory(script->sandbox) / 1024);
+    printf("%*s %6ld calls, %6ld raised, %6ld out of time, %6ld out of memory, longest %7.2f ms, %5zu KiB of Lua's\n",
+           blanks, "", script->calls, script->raised, script->expired, script->exhausted,
+           (double)script->worst_us / 1000, nib_sandbox_lua_memory(script->sandbox) / 1024);
     nib_sandbox_close(script->sandbox);
   }
   free(script);
 }
 
-/* ---- The folder ---------------------------------------------------------------------------------------------------- */
+/* ---- The folder ------------------------------------------------------------------------------------------------ */
 
 static bool is_script(const char *name) {
   size_t length = strlen(name);
-  return length > 4 && length < sizeof((struct script *)0)->name && name[0] != '.' && strcmp(name + length - 4, ".lua") == 0;
+  return length > 4 && length < sizeof((struct script *)0)->name && name[0] != '.' &&
+         strcmp(name + length - 4, ".lua") == 0;
 }
 
 static void add(struct scripts *scripts, const char *name) {
@@ -218,8 +234,13 @@ static void add(struct scripts *scripts, const char *name) {
   memcpy(script->name, name, strlen(name) + 1); /* is_script has seen that it fits */
   script->scripts = scripts;
   nib_config runtime = { .threads = 1 };
-  nib_sandbox_config config = { .runtime = &runtime, .lua_memory = 2 << 20, .device_memory = 32 << 20, .tensors = 1000, .streams = 2,
-                                .print = print_line, .user = script };
+  nib_sandbox_config config = { .runtime = &runtime,
+                                .lua_memory = 2 << 20,
+                                .device_memory = 32 << 20,
+                                .tensors = 1000,
+                                .streams = 2,
+                                .print = print_line,
+                                .user = script };
   if (nib_sandbox_create(&config, &script->sandbox) != NIB_OK) {
     free(script);
     return;
@@ -247,17 +268,15 @@ static void look(struct scripts *scripts) {
   }
 }
 
-/* ---- The thread ---------------------------------------------------------------------------------------------------- */
+/* ---- The thread ------------------------------------------------------------------------------------------------ */
 
 /* Each script gets its part of the time that is left, and is the first one in turn. */
 static void run_frame(struct scripts *scripts) {
   for (int i = 0; i < scripts->count; i++) {
     struct script *script = scripts->list[(scripts->first + i) % scripts->count];
     long long share = (scripts->deadline_us - host_now_us()) / (scripts->count - i);
-    if (share < LEAST_US)
-      scripts->skipped++;
-    else if (script->is_loaded && script->strikes < MOST_STRIKES)
-      call(script, "on_frame", &scripts->dt, share);
+    if (share < LEAST_US) scripts->skipped++;
+    else if (script->is_loaded && script->strikes < MOST_STRIKES) call(script, "on_frame", &scripts->dt, share);
   }
   scripts->first++;
 }
@@ -265,16 +284,15 @@ static void run_frame(struct scripts *scripts) {
 static void *script_thread(void *argument) {
   struct scripts *scripts = argument;
 #ifdef SCHED_IDLE
-  /* This thread, and those that the scripts' runtimes start from it, take what the frame leaves: any other policy may keep a
-   * frame that wakes up waiting for milliseconds, where all processors are busy. */
+  /* This thread, and those that the scripts' runtimes start from it, take what the frame leaves: any other policy may
+   * keep a frame that wakes up waiting for milliseconds, where all processors are busy. */
   pthread_setschedparam(pthread_self(), SCHED_IDLE, &(struct sched_param){ 0 });
 #endif
   look(scripts);
   for (int frame = 1;; frame++) {
     __atomic_store_n(&scripts->is_busy, false, __ATOMIC_RELEASE);
     if (write(scripts->done[1], "", 1) < 0) continue; /* the pipe is full: the frame will see is_busy */
-    while (sem_wait(&scripts->work) != 0) {
-    }
+    while (sem_wait(&scripts->work) != 0) {}
     if (__atomic_load_n(&scripts->must_quit, __ATOMIC_ACQUIRE)) return NULL;
     run_frame(scripts);
     if (frame % LOOK_FRAMES == 0) look(scripts);

@@ -1,5 +1,5 @@
-/* The scripts of a folder, each in a sandbox, on a thread of their own: the frame waits for them until its time is over and
- * goes on without them, whatever they do. */
+/* The scripts of a folder, each in a sandbox, on a thread of their own: the frame waits for them until its time is over
+ * and goes on without them, whatever they do. */
 #ifndef HOST_SCRIPTS_H
 #define HOST_SCRIPTS_H
 
@@ -32,11 +32,11 @@ struct scripts {
   /* The frame takes no lock that the script thread holds: that one may be put off by the system at any time. */
   pthread_t thread;
   sem_t work;
-  int done[2];            /* a pipe: a byte when a frame's scripts are done */
-  bool is_busy;           /* atomic: the fields below are the script thread's */
-  bool must_quit;         /* atomic */
-  bool is_cancelling;     /* atomic: the frame looks at: */
-  nib_sandbox *running;   /* atomic: what there is to cancel */
+  int done[2];          /* a pipe: a byte when a frame's scripts are done */
+  bool is_busy;         /* atomic: the fields below are the script thread's */
+  bool must_quit;       /* atomic */
+  bool is_cancelling;   /* atomic: the frame looks at: */
+  nib_sandbox *running; /* atomic: what there is to cancel */
 
   double dt;
   long long deadline_us;

@@ -14,7 +14,8 @@ nib_status serving_open(struct serving *serving, nib_runtime *runtime) {
   serving->view.free_pages = PAGES;
   serving->view.most_running = 8;
   serving->random = 1;
-  const int64_t data[] = { PAGES, PAGE_SIZE, HEADS, HEAD_DIM / 2 }, scales[] = { PAGES, PAGE_SIZE, HEADS, HEAD_DIM / 16 };
+  const int64_t data[] = { PAGES, PAGE_SIZE, HEADS, HEAD_DIM / 2 },
+                scales[] = { PAGES, PAGE_SIZE, HEADS, HEAD_DIM / 16 };
   const int64_t tokens[] = { MOST_TOKENS, HEADS, HEAD_DIM }, slots[] = { MOST_TOKENS };
   nib_status status = nib_stream_create(nib_device_best(runtime), 0, &serving->stream);
   if (status == NIB_OK) status = make(serving, NIB_UINT8, 4, data, &serving->k_cache);
@@ -76,7 +77,8 @@ static nib_status append(struct serving *serving) {
   nib_status status = nib_tensor_narrow(serving->source, 0, 0, serving->pending_count, &rows);
   if (status == NIB_OK) status = nib_tensor_narrow(serving->slots, 0, 0, serving->pending_count, &slots);
   if (status == NIB_OK)
-    status = nib_tensor_write(serving->stream, slots, serving->pending, sizeof *serving->pending * (size_t)serving->pending_count);
+    status = nib_tensor_write(serving->stream, slots, serving->pending,
+                              sizeof *serving->pending * (size_t)serving->pending_count);
   nib_append_desc desc = { .append_key = rows, .append_value = rows, .slot_mapping = slots };
   desc.paged_kv_cache = (nib_cache){ .k = serving->k_cache, .v = serving->v_cache };
   desc.kv_cache_sf = (nib_cache){ .k = serving->k_scales, .v = serving->v_scales };
@@ -102,7 +104,8 @@ nib_status serving_tick(struct serving *serving) {
 }
 
 void serving_close(struct serving *serving) {
-  nib_tensor *all[] = { serving->k_cache, serving->v_cache, serving->k_scales, serving->v_scales, serving->source, serving->slots };
+  nib_tensor *all[] = { serving->k_cache,  serving->v_cache, serving->k_scales,
+                        serving->v_scales, serving->source,  serving->slots };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) nib_tensor_release(all[i]);
   nib_stream_release(serving->stream);
 }

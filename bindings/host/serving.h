@@ -35,8 +35,8 @@ struct serving {
 };
 
 nib_status serving_open(struct serving *serving, nib_runtime *runtime);
-/* One step: requests are admitted, each running one gets a token, the tokens' K and V are quantized into their pages (queued,
- * not waited for), what is finished gives its pages back. */
+/* One step: requests are admitted, each running one gets a token, the tokens' K and V are quantized into their pages
+ * (queued, not waited for), what is finished gives its pages back. */
 nib_status serving_tick(struct serving *serving);
 void serving_close(struct serving *serving);
 

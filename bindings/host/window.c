@@ -18,8 +18,17 @@ void window_close(void) {}
 #include <semaphore.h>
 #include <stdio.h>
 
-enum { COLUMNS = 32, CELL = 24, GAP = 2, MARGIN = 12, BAR = 18, WIDTH = COLUMNS * CELL + 2 * MARGIN,
-       ROWS = PAGES / COLUMNS, LIST = MOST_REQUESTS * 10, HEIGHT = ROWS * CELL + 4 * MARGIN + BAR + LIST };
+enum {
+  COLUMNS = 32,
+  CELL = 24,
+  GAP = 2,
+  MARGIN = 12,
+  BAR = 18,
+  WIDTH = COLUMNS * CELL + 2 * MARGIN,
+  ROWS = PAGES / COLUMNS,
+  LIST = MOST_REQUESTS * 10,
+  HEIGHT = ROWS * CELL + 4 * MARGIN + BAR + LIST
+};
 
 static SDL_Window *window;
 static SDL_Renderer *renderer;
@@ -38,8 +47,7 @@ static bool get(const bool *flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIR
 static void set(bool *flag, bool value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
 
 static void wait_for(sem_t *semaphore) {
-  while (sem_wait(semaphore) != 0) {
-  }
+  while (sem_wait(semaphore) != 0) {}
 }
 
 static void fill(int x, int y, int width, int height, Uint8 red, Uint8 green, Uint8 blue) {
@@ -50,7 +58,8 @@ static void fill(int x, int y, int width, int height, Uint8 red, Uint8 green, Ui
 /* Neighbouring ids get colours far apart. */
 static void color_of(int id, Uint8 rgb[3]) {
   int hue = id * 137 % 360, sector = hue / 60, ramp = 90 + (hue % 60) * 150 / 60, fall = 240 - (hue % 60) * 150 / 60;
-  const int table[6][3] = { { 240, ramp, 90 }, { fall, 240, 90 }, { 90, 240, ramp }, { 90, fall, 240 }, { ramp, 90, 240 }, { 240, 90, fall } };
+  const int table[6][3] = { { 240, ramp, 90 }, { fall, 240, 90 }, { 90, 240, ramp },
+                            { 90, fall, 240 }, { ramp, 90, 240 }, { 240, 90, fall } };
   for (int i = 0; i < 3; i++) rgb[i] = (Uint8)table[sector][i];
 }
 
@@ -87,8 +96,10 @@ static void draw_requests(const struct serving_view *view, int y) {
 /* What the rectangles show, in the window's title: there is no font. */
 static void tell(const struct serving_view *view, double frame_ms, double budget_ms) {
   char title[160];
-  snprintf(title, sizeof title, "nibble: %d of %d pages free, %d requests, a colour each | frame %.1f ms, mark at %.1f ms | requests' progress",
-           view->free_pages, PAGES, view->running, frame_ms, budget_ms);
+  snprintf(
+    title, sizeof title,
+    "nibble: %d of %d pages free, %d requests, a colour each | frame %.1f ms, mark at %.1f ms | requests' progress",
+    view->free_pages, PAGES, view->running, frame_ms, budget_ms);
   SDL_SetWindowTitle(window, title);
 }
 
@@ -107,7 +118,8 @@ static void draw(const struct serving_view *view, double frame_ms, double budget
 }
 
 static bool open_window(void) {
-  if (SDL_Init(SDL_INIT_VIDEO) == 0) window = SDL_CreateWindow("nibble", SDL_WINDOWPOS_UNDEFINED, SDL_WINDOWPOS_UNDEFINED, WIDTH, HEIGHT, 0);
+  if (SDL_Init(SDL_INIT_VIDEO) == 0)
+    window = SDL_CreateWindow("nibble", SDL_WINDOWPOS_UNDEFINED, SDL_WINDOWPOS_UNDEFINED, WIDTH, HEIGHT, 0);
   if (window) renderer = SDL_CreateRenderer(window, -1, 0);
   if (!renderer) snprintf(next.reason, sizeof next.reason, "%s", SDL_GetError());
   return renderer != NULL;

@@ -6,7 +6,7 @@
 #include "../../runtime/core/floats.h"
 #include "args.h"
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+/* ---- Errors ---------------------------------------------------------------------------------------------------- */
 
 static void describe_tensor(lua_State *L, const nib_tensor *tensor) {
   luaL_Buffer text;
@@ -33,16 +33,13 @@ static void describe_string(lua_State *L, const char *string, size_t length) {
 }
 
 static void describe_object(lua_State *L, int index) {
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++) {
-    const nib_lua_object *object = nib_lua_test(L, index, (nib_lua_class)class);
+  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class ++) {
+    const nib_lua_object *object = nib_lua_test(L, index, (nib_lua_class) class);
     const char *name = nib_lua_class_names[class];
     if (!object) continue;
-    if (!nib_lua_is_open(object))
-      lua_pushfstring(L, "a closed %s", name);
-    else if (class == NIB_LUA_TENSOR)
-      describe_tensor(L, object->tensor);
-    else
-      lua_pushfstring(L, "%s %s", *name == 'e' ? "an" : "a", name);
+    if (!nib_lua_is_open(object)) lua_pushfstring(L, "a closed %s", name);
+    else if (class == NIB_LUA_TENSOR) describe_tensor(L, object->tensor);
+    else lua_pushfstring(L, "%s %s", *name == 'e' ? "an" : "a", name);
     return;
   }
   lua_pushliteral(L, "a userdata");
@@ -100,13 +97,14 @@ void nib_lua_plain_table(lua_State *L, const char *operation, const char *parame
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
     lua_pushstring(L, refused[i]);
     if (lua_rawget(L, -2) != LUA_TNIL)
-      nib_lua_argument_error(L, operation, parameter, "a table without %s (what it holds itself is read), got one with it", refused[i]);
+      nib_lua_argument_error(L, operation, parameter,
+                             "a table without %s (what it holds itself is read), got one with it", refused[i]);
     lua_pop(L, 1);
   }
   lua_pop(L, 1);
 }
 
-/* ---- Numbers and strings ----------------------------------------------------------------------------------------- */
+/* ---- Numbers and strings --------------------------------------------------------------------------------------- */
 
 bool nib_lua_to_integer(lua_State *L, int index, int64_t *out) {
   int fits = 0;
@@ -160,7 +158,7 @@ bool nib_lua_is_function(lua_State *L, int index) {
   return true;
 }
 
-/* ---- Lists of integers ------------------------------------------------------------------------------------------- */
+/* ---- Lists of integers ----------------------------------------------------------------------------------------- */
 
 static void check_count(lua_State *L, const char *operation, const char *parameter, lua_Unsigned count) {
   if (count > NIB_MAX_NDIM)
@@ -186,15 +184,17 @@ int32_t nib_lua_integer_list(lua_State *L, const char *operation, const char *pa
   return (int32_t)count;
 }
 
-int32_t nib_lua_integers(lua_State *L, const char *operation, const char *parameter, int first, int last, int64_t *out) {
-  if (first == last && lua_type(L, first) == LUA_TTABLE) return nib_lua_integer_list(L, operation, parameter, first, out);
+int32_t nib_lua_integers(lua_State *L, const char *operation, const char *parameter, int first, int last,
+                         int64_t *out) {
+  if (first == last && lua_type(L, first) == LUA_TTABLE)
+    return nib_lua_integer_list(L, operation, parameter, first, out);
   int count = last - first + 1;
   check_count(L, operation, parameter, (lua_Unsigned)count);
   for (int i = 0; i < count; i++) out[i] = nib_lua_integer(L, operation, parameter, first + i);
   return count;
 }
 
-/* ---- Options ----------------------------------------------------------------------------------------------------- */
+/* ---- Options --------------------------------------------------------------------------------------------------- */
 
 void nib_lua_spread_options(lua_State *L, const char *operation, int first, const char *const *names) {
   int index = first;
@@ -264,9 +264,10 @@ int64_t nib_lua_integer_option(lua_State *L, const char *operation, int index, c
 nib_dtype nib_lua_dtype(lua_State *L, const char *operation, const char *parameter, int index) {
   nib_dtype dtype = NIB_DTYPE_NONE;
   if (!nib_dtype_find(nib_lua_word(L, index), &dtype))
-    nib_lua_expected(L, operation, parameter, index,
-                     "a dtype (\"float32\", \"float16\", \"bfloat16\", \"float8_e4m3fn\", \"uint8\", \"int8\", \"uint16\", "
-                     "\"int32\" or \"int64\")");
+    nib_lua_expected(
+      L, operation, parameter, index,
+      "a dtype (\"float32\", \"float16\", \"bfloat16\", \"float8_e4m3fn\", \"uint8\", \"int8\", \"uint16\", "
+      "\"int32\" or \"int64\")");
   return dtype;
 }
 
@@ -316,7 +317,7 @@ nib_device *nib_lua_place_option(lua_State *L, const char *operation, int index,
   return device;
 }
 
-/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------------------------- */
 
 nib_tensor *nib_lua_tensor(lua_State *L, const char *operation, const char *parameter, int index) {
   return nib_lua_check(L, operation, parameter, index, NIB_LUA_TENSOR)->tensor;
@@ -336,7 +337,8 @@ static nib_tensor *half_of_cache(lua_State *L, const char *operation, const char
   }
   const nib_lua_object *object = nib_lua_test(L, -1, NIB_LUA_TENSOR);
   if (!object || !nib_lua_is_open(object))
-    nib_lua_expected(L, operation, parameter, -1, "a pair {k, v} of open tensors, or one stacked tensor; as its %s", name);
+    nib_lua_expected(L, operation, parameter, -1, "a pair {k, v} of open tensors, or one stacked tensor; as its %s",
+                     name);
   return object->tensor;
 }
 
@@ -360,7 +362,8 @@ nib_cache nib_lua_cache(lua_State *L, const char *operation, const char *paramet
 nib_scale_source nib_lua_scale(lua_State *L, const char *operation, const char *parameter, int index) {
   if (lua_type(L, index) == LUA_TNUMBER) return (nib_scale_source){ .value = lua_tonumber(L, index) };
   const nib_lua_object *object = nib_lua_test(L, index, NIB_LUA_TENSOR);
-  if (!object) nib_lua_expected(L, operation, parameter, index, "a positive finite number, or a float32 tensor of one element");
+  if (!object)
+    nib_lua_expected(L, operation, parameter, index, "a positive finite number, or a float32 tensor of one element");
   if (!nib_lua_is_open(object)) nib_lua_tensor(L, operation, parameter, index); /* says that it is closed */
   return (nib_scale_source){ .tensor = object->tensor };
 }

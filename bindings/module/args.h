@@ -12,7 +12,8 @@ int nib_lua_expected(lua_State *L, const char *operation, const char *parameter,
 /* The same with the text of `expected X, got Y`. */
 int nib_lua_argument_error(lua_State *L, const char *operation, const char *parameter, const char *format, ...);
 
-/* A table that is what it holds: tables are read raw, so that one with __index or __len would seem empty, and is refused. */
+/* A table that is what it holds: tables are read raw, so that one with __index or __len would seem empty, and is
+ * refused. */
 void nib_lua_plain_table(lua_State *L, const char *operation, const char *parameter, int index);
 
 /* Integers, also those that are written as floats (3.0). */
@@ -35,8 +36,8 @@ int32_t nib_lua_integers(lua_State *L, const char *operation, const char *parame
 /* The same where only a table will do. */
 int32_t nib_lua_integer_list(lua_State *L, const char *operation, const char *parameter, int index, int64_t *out);
 
-/* Positional arguments from `first` on, up to one for each of the names; the last one given may be a table of keywords instead,
- * for itself and those that follow. Spreads it, so that afterwards all are positional. */
+/* Positional arguments from `first` on, up to one for each of the names; the last one given may be a table of keywords
+ * instead, for itself and those that follow. Spreads it, so that afterwards all are positional. */
 void nib_lua_spread_options(lua_State *L, const char *operation, int first, const char *const *names);
 /* Options: the table at an index (or nothing), in which only the names of `allowed` (up to a NULL) may be. */
 void nib_lua_options(lua_State *L, const char *operation, int index, const char *const *allowed);

@@ -18,10 +18,8 @@ static void *allocate(const nib_lua_blocks *blocks, void *pointer, size_t old_si
 
 static void unlink_block(nib_lua_blocks *blocks, struct nib_lua_block *block) {
   if (block->next) block->next->previous = block->previous;
-  if (block->previous)
-    block->previous->next = block->next;
-  else
-    blocks->first = block->next;
+  if (block->previous) block->previous->next = block->next;
+  else blocks->first = block->next;
 }
 
 static void link_block(nib_lua_blocks *blocks, struct nib_lua_block *block, size_t size) {
@@ -40,10 +38,8 @@ void *nib_lua_blocks_allocate(nib_lua_blocks *blocks, void *pointer, size_t old_
     return NULL;
   }
   struct nib_lua_block *larger = allocate(blocks, block, old_bytes, sizeof *block + new_size);
-  if (larger)
-    link_block(blocks, larger, new_size);
-  else if (block)
-    link_block(blocks, block, old_size);
+  if (larger) link_block(blocks, larger, new_size);
+  else if (block) link_block(blocks, block, old_size);
   return larger ? larger + 1 : NULL;
 }
 

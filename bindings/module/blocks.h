@@ -9,7 +9,8 @@ struct nib_lua_block;
 
 typedef struct nib_lua_blocks {
   struct nib_lua_block *first;
-  void *(*allocate)(void *user, void *pointer, size_t old_size, size_t new_size); /* as in nib_config; NULL: the C library's */
+  void *(*allocate)(void *user, void *pointer, size_t old_size,
+                    size_t new_size); /* as in nib_config; NULL: the C library's */
   void *user;
 } nib_lua_blocks;
 

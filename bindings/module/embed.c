@@ -45,7 +45,8 @@ static int to_tensor(lua_State *L) {
 
 static void push_function(lua_State *L, lua_CFunction function) {
   luaL_checkstack(L, 4, NULL);
-  if (lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state") != LUA_TUSERDATA) luaL_error(L, "nibble: module: expected it open in this Lua state");
+  if (lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state") != LUA_TUSERDATA)
+    luaL_error(L, "nibble: module: expected it open in this Lua state");
   lua_pushcclosure(L, function, 1);
 }
 

@@ -20,7 +20,8 @@ static bool is_safetensors(const char *path) {
   return length >= sizeof suffix - 1 && strcmp(path + length - (sizeof suffix - 1), suffix) == 0;
 }
 
-static nib_status load_safetensors(nib_stream *stream, const char *path, const char *name, nib_dtype as, nib_tensor **out) {
+static nib_status load_safetensors(nib_stream *stream, const char *path, const char *name, nib_dtype as,
+                                   nib_tensor **out) {
   nib_safetensors *file;
   int32_t index;
   nib_status status = nib_safetensors_open(nib_device_runtime(nib_stream_device(stream)), path, &file);
@@ -141,7 +142,7 @@ static int save(lua_State *L) {
   return 1;
 }
 
-/* ---- Files of a script's own --------------------------------------------------------------------------------------------- */
+/* ---- Files of a script's own ----------------------------------------------------------------------------------- */
 
 struct writer {
   nib_writer *handle; /* NULL: closed */
@@ -187,8 +188,11 @@ static int writer_gc(lua_State *L) {
 }
 
 static int create(lua_State *L) {
-  static const luaL_Reg methods[] = { { "write", writer_write }, { "close", writer_close }, { "__close", writer_leave },
-                                      { "__gc", writer_gc },     { NULL, NULL } };
+  static const luaL_Reg methods[] = { { "write", writer_write },
+                                      { "close", writer_close },
+                                      { "__close", writer_leave },
+                                      { "__gc", writer_gc },
+                                      { NULL, NULL } };
   const char *path = nib_lua_text(L, "create", "path", 1);
   nib_runtime *runtime = nib_lua_runtime(L, "create");
   struct writer *writer = lua_newuserdatauv(L, sizeof *writer, 0);
@@ -204,4 +208,6 @@ static int create(lua_State *L) {
   return status == NIB_OK ? 1 : push_failure(L, "create", path, status);
 }
 
-const luaL_Reg nib_lua_files[] = { { "load", load }, { "list", list }, { "save", save }, { "create", create }, { NULL, NULL } };
+const luaL_Reg nib_lua_files[] = {
+  { "load", load }, { "list", list }, { "save", save }, { "create", create }, { NULL, NULL }
+};

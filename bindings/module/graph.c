@@ -7,7 +7,7 @@ static nib_graph *check_graph(lua_State *L, const char *operation) {
   return nib_lua_check(L, operation, "self", 1, NIB_LUA_GRAPH)->graph;
 }
 
-/* ---- Capture ----------------------------------------------------------------------------------------------------- */
+/* ---- Capture --------------------------------------------------------------------------------------------------- */
 
 /* Calls the function at index 1, once the observers know of the capture. */
 static int call_captured(lua_State *L) {
@@ -16,10 +16,11 @@ static int call_captured(lua_State *L) {
   return 0;
 }
 
-/* Captures what the function on the top of the stack does on the stream at an index, and pops it. The capture ends whatever
- * happens: from its begin to its end errors are caught, an observer's and Lua's own included. `object` takes the graph, or is
- * updated when it has one; returns whether that was possible in place. */
-static bool capture(lua_State *L, const char *operation, int stream_index, nib_capture_mode mode, nib_lua_object *object) {
+/* Captures what the function on the top of the stack does on the stream at an index, and pops it. The capture ends
+ * whatever happens: from its begin to its end errors are caught, an observer's and Lua's own included. `object` takes
+ * the graph, or is updated when it has one; returns whether that was possible in place. */
+static bool capture(lua_State *L, const char *operation, int stream_index, nib_capture_mode mode,
+                    nib_lua_object *object) {
   nib_stream *stream = ((nib_lua_object *)lua_touserdata(L, stream_index))->stream;
   bool is_update = object->graph != NULL, in_place = false;
   nib_lua_scope scope;
@@ -74,7 +75,7 @@ int nib_lua_stream_capture(lua_State *L) {
   return 1;
 }
 
-/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+/* ---- Graphs ---------------------------------------------------------------------------------------------------- */
 
 static int graph_replay(lua_State *L) {
   nib_graph *graph = check_graph(L, "graph:replay");
@@ -132,7 +133,8 @@ static int graph_dot(lua_State *L) {
   nib_lua_options(L, "graph:dot", 2, allowed);
   bool driver = nib_lua_boolean_option(L, "graph:dot", 2, "driver", false);
   if (driver && nib_lua_get_state(L)->limits.no_addresses)
-    return nib_lua_argument_error(L, "graph:dot", "driver", "false (the driver's text has addresses, a sandbox shows none), got true");
+    return nib_lua_argument_error(L, "graph:dot", "driver",
+                                  "false (the driver's text has addresses, a sandbox shows none), got true");
   nib_status (*dot)(nib_graph *, char *, size_t, size_t *) = driver ? nib_graph_driver_dot : nib_graph_dot;
   size_t needed = 0;
   NIB_LUA_DO(L, "graph:dot", dot(graph, NULL, 0, &needed));
@@ -144,7 +146,10 @@ static int graph_dot(lua_State *L) {
 }
 
 static const luaL_Reg methods[] = {
-  { "replay", graph_replay }, { "update", graph_update }, { "nodes", graph_nodes }, { "dot", graph_dot },
+  { "replay", graph_replay },
+  { "update", graph_update },
+  { "nodes", graph_nodes },
+  { "dot", graph_dot },
   { NULL, NULL },
 };
 

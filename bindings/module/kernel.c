@@ -3,7 +3,7 @@
 
 #include "args.h"
 
-/* ---- Modules ----------------------------------------------------------------------------------------------------- */
+/* ---- Modules --------------------------------------------------------------------------------------------------- */
 
 static void push_kernel(lua_State *L, const char *operation, nib_module *module, const char *name) {
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_KERNEL);
@@ -31,7 +31,8 @@ int nib_lua_compile(lua_State *L) {
     nib_lua_plain_table(L, "compile", "options", list);
     lua_Unsigned length = lua_rawlen(L, list);
     if (length > NIB_MAX_ARGUMENTS)
-      nib_lua_argument_error(L, "compile", "options", "at most %d options, got %I", NIB_MAX_ARGUMENTS, (LUAI_UACINT)length);
+      nib_lua_argument_error(L, "compile", "options", "at most %d options, got %I", NIB_MAX_ARGUMENTS,
+                             (LUAI_UACINT)length);
     luaL_checkstack(L, (int)length + 8, "options");
     for (; count < (int32_t)length; count++) {
       lua_rawgeti(L, list, count + 1);
@@ -71,17 +72,16 @@ static int module_kernel(lua_State *L) {
   return 1;
 }
 
-/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
+/* ---- Kernels --------------------------------------------------------------------------------------------------- */
 
 /* A size of the grid or the block: an integer or a list of one to three. */
 static void read_extent(lua_State *L, const char *parameter, int index, uint32_t out[3]) {
   int64_t sizes[NIB_MAX_NDIM];
   int32_t count = 1;
-  if (lua_type(L, index) == LUA_TTABLE)
-    count = nib_lua_integer_list(L, "kernel:launch", parameter, index, sizes);
-  else
-    sizes[0] = nib_lua_integer(L, "kernel:launch", parameter, index);
-  if (count < 1 || count > 3) nib_lua_argument_error(L, "kernel:launch", parameter, "one to three sizes, got %d", (int)count);
+  if (lua_type(L, index) == LUA_TTABLE) count = nib_lua_integer_list(L, "kernel:launch", parameter, index, sizes);
+  else sizes[0] = nib_lua_integer(L, "kernel:launch", parameter, index);
+  if (count < 1 || count > 3)
+    nib_lua_argument_error(L, "kernel:launch", parameter, "one to three sizes, got %d", (int)count);
   for (int i = 0; i < 3; i++) {
     int64_t size = i < count ? sizes[i] : 1;
     if (size < 1 || size > UINT32_MAX)
@@ -99,7 +99,8 @@ typedef union value {
 } value;
 
 /* One argument: a tensor, a number whose type follows from the parameter's size, or {dtype, number}. */
-static nib_argument read_argument(lua_State *L, const nib_user_kernel *kernel, int32_t position, int index, value *storage) {
+static nib_argument read_argument(lua_State *L, const nib_user_kernel *kernel, int32_t position, int index,
+                                  value *storage) {
   nib_argument argument = { .value = storage };
   nib_lua_object *tensor = nib_lua_test(L, index, NIB_LUA_TENSOR);
   if (tensor) {
@@ -130,7 +131,8 @@ static nib_argument read_argument(lua_State *L, const nib_user_kernel *kernel, i
     dtype = wanted == 4 ? NIB_FLOAT32 : NIB_DTYPE_NONE;
   }
   if (dtype == NIB_DTYPE_NONE)
-    nib_lua_argument_error(L, "kernel:launch", "args", "{dtype, number} for parameter %d, whose size alone does not tell a type, got %s",
+    nib_lua_argument_error(L, "kernel:launch", "args",
+                           "{dtype, number} for parameter %d, whose size alone does not tell a type, got %s",
                            (int)position + 1, nib_lua_describe(L, index));
   if (!nib_element_from_number(dtype, nib_lua_element(L, "kernel:launch", "args", index, dtype), storage))
     nib_lua_expected(L, "kernel:launch", "args", index, "a value of %s", nib_dtype_name(dtype));
@@ -154,7 +156,8 @@ static int kernel_launch(lua_State *L) {
   desc.shared_bytes = (uint32_t)shared;
   lua_Unsigned count = lua_rawlen(L, 4);
   if (count > NIB_MAX_ARGUMENTS)
-    nib_lua_argument_error(L, "kernel:launch", "args", "at most %d arguments, got %I", NIB_MAX_ARGUMENTS, (LUAI_UACINT)count);
+    nib_lua_argument_error(L, "kernel:launch", "args", "at most %d arguments, got %I", NIB_MAX_ARGUMENTS,
+                           (LUAI_UACINT)count);
   luaL_checkstack(L, 4 * (int)count + 8, "arguments");
   nib_argument arguments[NIB_MAX_ARGUMENTS];
   value values[NIB_MAX_ARGUMENTS];
@@ -168,8 +171,7 @@ static int kernel_launch(lua_State *L) {
   nib_stream *stream;
   if (nib_lua_push_option(L, 5, "stream") != LUA_TNIL)
     stream = nib_lua_check(L, "kernel:launch", "stream", lua_gettop(L), NIB_LUA_STREAM)->stream;
-  else
-    stream = nib_lua_current_stream(L, "kernel:launch", nib_user_kernel_device(kernel));
+  else stream = nib_lua_current_stream(L, "kernel:launch", nib_user_kernel_device(kernel));
   NIB_LUA_DO(L, "kernel:launch", nib_user_kernel_launch(stream, (nib_user_kernel *)kernel, &desc));
   return 0;
 }
@@ -180,10 +182,10 @@ static int kernel_attributes(lua_State *L) {
   const struct {
     const char *name;
     int32_t value;
-  } list[] = { { "max_threads", a.max_threads },       { "registers", a.registers },
-               { "shared_bytes", a.shared_bytes },     { "constant_bytes", a.constant_bytes },
-               { "local_bytes", a.local_bytes },       { "max_dynamic_shared_bytes", a.max_dynamic_shared_bytes },
-               { "ptx_version", a.ptx_version },       { "binary_version", a.binary_version } };
+  } list[] = { { "max_threads", a.max_threads },   { "registers", a.registers },
+               { "shared_bytes", a.shared_bytes }, { "constant_bytes", a.constant_bytes },
+               { "local_bytes", a.local_bytes },   { "max_dynamic_shared_bytes", a.max_dynamic_shared_bytes },
+               { "ptx_version", a.ptx_version },   { "binary_version", a.binary_version } };
   lua_createtable(L, 0, 10);
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     lua_pushinteger(L, list[i].value);
@@ -203,7 +205,9 @@ static int kernel_attributes(lua_State *L) {
 }
 
 static const luaL_Reg module_methods[] = { { "kernel", module_kernel }, { NULL, NULL } };
-static const luaL_Reg kernel_methods[] = { { "launch", kernel_launch }, { "attributes", kernel_attributes }, { NULL, NULL } };
+static const luaL_Reg kernel_methods[] = { { "launch", kernel_launch },
+                                           { "attributes", kernel_attributes },
+                                           { NULL, NULL } };
 
 void nib_lua_open_kernel(lua_State *L, nib_lua_state *state, int state_index) {
   nib_lua_new_class(L, state, state_index, NIB_LUA_CODE, module_methods, NULL);

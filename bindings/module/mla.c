@@ -1,9 +1,9 @@
 /* nibble.mla: DeepSeek-V4's caches; and nibble.rope_table, which they read. */
 #include "args.h"
 
-#define ROPE_INSERT "mla.cake_dsv4_nvfp4_rope_quantize_insert"
+#define ROPE_INSERT    "mla.cake_dsv4_nvfp4_rope_quantize_insert"
 #define KV_ROPE_INSERT "mla.cake_dsv4_nvfp4_kv_rope_quantize_insert"
-#define DEQUANTIZE "mla.dequantize_cache"
+#define DEQUANTIZE     "mla.dequantize_cache"
 
 static int rope_insert(lua_State *L) {
   static const char *const allowed[] = { "q_head_padded", "apply_q_rope", "q_inplace", NULL };

@@ -1,7 +1,7 @@
 /* What the files of the Lua module share. Lua programmers' documentation is bindings/lua/nibble/meta.lua.
  *
- * Every C function of the module has the module's state as its first upvalue. Errors may leave a function at any call into
- * Lua, so a handle of the runtime is put into its userdata by the same call that creates it. */
+ * Every C function of the module has the module's state as its first upvalue. Errors may leave a function at any call
+ * into Lua, so a handle of the runtime is put into its userdata by the same call that creates it. */
 #ifndef NIB_MODULE_H
 #define NIB_MODULE_H
 
@@ -35,7 +35,7 @@ typedef struct nib_lua_object {
   };
   nib_lua_class class;
   bool counted; /* among its state's objects of its class */
-  bool closed; /* closed while a C function may still use the handle; the collector releases it */
+  bool closed;  /* closed while a C function may still use the handle; the collector releases it */
 } nib_lua_object;
 
 /* A `scope`, `capture` or `update` that is running; on the C stack. */
@@ -48,16 +48,16 @@ typedef struct nib_lua_scope {
 
 /* What a sandbox sets for scripts that are not trusted; all zero: no limits. */
 typedef struct nib_lua_limits {
-  void (*check)(lua_State *L); /* raises an error when the script has no more time */
-  int64_t slice_us;            /* how often a wait asks it; 0: NIB_LUA_SLICE_US */
-  bool no_addresses;           /* none go to the script or come from it */
-  int64_t most_elements;       /* of a view: none may make a kernel run for ever over a few bytes */
+  void (*check)(lua_State *L);       /* raises an error when the script has no more time */
+  int64_t slice_us;                  /* how often a wait asks it; 0: NIB_LUA_SLICE_US */
+  bool no_addresses;                 /* none go to the script or come from it */
+  int64_t most_elements;             /* of a view: none may make a kernel run for ever over a few bytes */
   int32_t most[NIB_LUA_CLASS_COUNT]; /* objects alive at a time */
 } nib_lua_limits;
 
 typedef struct nib_lua_state {
   nib_runtime *runtime; /* NULL once the Lua state is being closed */
-  nib_tensor *anchor;   /* keeps a host's runtime as long as this state is there; NULL: the runtime is the state's own */
+  nib_tensor *anchor; /* keeps a host's runtime as long as this state is there; NULL: the runtime is the state's own */
   nib_lua_blocks blocks; /* all memory of a runtime of its own */
   nib_lua_limits limits;
   int32_t count[NIB_LUA_CLASS_COUNT]; /* of objects, where there is a limit */
@@ -69,8 +69,8 @@ typedef struct nib_lua_state {
   uint64_t next_seed;
   int busy; /* Lua code runs (a finalizer or a hook) while a C function of the module holds handles */
   struct nib_lua_observation *observed, *observed_last; /* not told to Lua's observers yet */
-  uint64_t observed_count; /* of all */
-  int64_t wait_began_ns; /* of a wait in slices that goes on, where observed; 0: none */
+  uint64_t observed_count;                              /* of all */
+  int64_t wait_began_ns;                                /* of a wait in slices that goes on, where observed; 0: none */
   bool observations_lost;
   bool observes;   /* the runtime's observer is this state's */
   bool telling;    /* observers run: what they do themselves is not observed */
@@ -108,8 +108,8 @@ void nib_lua_collect(lua_State *L);
 /* Tells the collector about a new stream, and about a new tensor's storage. */
 void nib_lua_account_stream(lua_State *L);
 void nib_lua_account(lua_State *L, const nib_tensor *tensor);
-/* Calls a small Lua function, so that a hook that a signal handler has set (Ctrl-C) can raise its error during a wait. Asks
- * a sandbox whether there is time left. */
+/* Calls a small Lua function, so that a hook that a signal handler has set (Ctrl-C) can raise its error during a wait.
+ * Asks a sandbox whether there is time left. */
 void nib_lua_tick(lua_State *L);
 /* For step i of a long loop: asks a sandbox now and then. Raises an error. */
 static inline void nib_lua_step(lua_State *L, int64_t i) {
@@ -131,48 +131,48 @@ int nib_lua_call_module(lua_State *L, const char *module, const char *name);
 int nib_lua_check_mode(lua_State *L);
 int nib_lua_check_reports(lua_State *L);
 /* Where a C function could raise an error: tells what was observed to the observers. Their errors are raised. */
-#define NIB_LUA_OBSERVED(L)                                               \
-  do {                                                                    \
-    const nib_lua_state *observing = nib_lua_get_state(L);                \
+#define NIB_LUA_OBSERVED(L)                                                   \
+  do {                                                                        \
+    const nib_lua_state *observing = nib_lua_get_state(L);                    \
     if (observing->observed || observing->observations_lost) nib_lua_tell(L); \
   } while (0)
 
 /* Evaluates `call`; once more after a collection if memory has run out; raises an error if it fails. */
-#define NIB_LUA_DO(L, operation, call)                                    \
-  do {                                                                    \
-    nib_status status_ = (call);                                          \
-    if (status_ == NIB_MEMORY) {                                          \
-      nib_lua_collect(L);                                                 \
-      status_ = (call);                                                   \
-    }                                                                     \
-    if (status_ != NIB_OK) nib_lua_raise(L, operation, status_);          \
-    NIB_LUA_OBSERVED(L);                                                  \
+#define NIB_LUA_DO(L, operation, call)                           \
+  do {                                                           \
+    nib_status status_ = (call);                                 \
+    if (status_ == NIB_MEMORY) {                                 \
+      nib_lua_collect(L);                                        \
+      status_ = (call);                                          \
+    }                                                            \
+    if (status_ != NIB_OK) nib_lua_raise(L, operation, status_); \
+    NIB_LUA_OBSERVED(L);                                         \
   } while (0)
 
 /* Evaluates `call`, which uses the variable `timeout_us`, until it is not NIB_TIMEOUT; raises an error if it fails. */
-#define NIB_LUA_WAIT(L, operation, call)                                  \
-  do {                                                                    \
-    nib_status status_;                                                   \
-    int64_t timeout_us = 0;                                               \
-    nib_lua_get_state(L)->wait_began_ns = 0;                              \
-    while ((status_ = (call)) == NIB_TIMEOUT) {                           \
-      nib_lua_tick(L);                                                    \
-      int64_t slice_us_ = nib_lua_get_state(L)->limits.slice_us;          \
-      timeout_us = slice_us_ ? slice_us_ : NIB_LUA_SLICE_US;              \
-    }                                                                     \
-    nib_lua_get_state(L)->wait_began_ns = 0;                              \
-    if (status_ != NIB_OK) nib_lua_raise(L, operation, status_);          \
-    NIB_LUA_OBSERVED(L);                                                  \
+#define NIB_LUA_WAIT(L, operation, call)                         \
+  do {                                                           \
+    nib_status status_;                                          \
+    int64_t timeout_us = 0;                                      \
+    nib_lua_get_state(L)->wait_began_ns = 0;                     \
+    while ((status_ = (call)) == NIB_TIMEOUT) {                  \
+      nib_lua_tick(L);                                           \
+      int64_t slice_us_ = nib_lua_get_state(L)->limits.slice_us; \
+      timeout_us = slice_us_ ? slice_us_ : NIB_LUA_SLICE_US;     \
+    }                                                            \
+    nib_lua_get_state(L)->wait_began_ns = 0;                     \
+    if (status_ != NIB_OK) nib_lua_raise(L, operation, status_); \
+    NIB_LUA_OBSERVED(L);                                         \
   } while (0)
 
 /* ---- object.c ---- */
 
 extern const char *const nib_lua_class_names[NIB_LUA_CLASS_COUNT]; /* "tensor", ... */
 
-/* Makes the class's metatable: its methods and metamethods, over the ones that all classes have. They get three upvalues: the
- * state, the table of methods, and the class. */
-void nib_lua_new_class(lua_State *L, nib_lua_state *state, int state_index, nib_lua_class class, const luaL_Reg *methods,
-                       const luaL_Reg *metamethods);
+/* Makes the class's metatable: its methods and metamethods, over the ones that all classes have. They get three
+ * upvalues: the state, the table of methods, and the class. */
+void nib_lua_new_class(lua_State *L, nib_lua_state *state, int state_index, nib_lua_class class,
+                       const luaL_Reg *methods, const luaL_Reg *metamethods);
 /* Pushes an object without a handle, for the caller to fill. */
 nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class);
 /* The object at a stack index, open or not; NULL if it is something else. */

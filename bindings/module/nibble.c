@@ -6,7 +6,7 @@
 
 #include "args.h"
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+/* ---- Errors ---------------------------------------------------------------------------------------------------- */
 
 /* What follows the operation's name in `operation: parameter: expected ...`; the whole if there is no such name. */
 static const char *after_operation(const char *message) {
@@ -24,7 +24,8 @@ const char *nib_lua_push_message(lua_State *L, const char *operation, nib_status
   /* The runtime knows neither what the operation was called for nor that a method's tensor is its `self`. */
   const char *text = after_operation(message), *self = "";
   if (strchr(operation, ':'))
-    for (const char *const *name = (const char *const[]){ "tensor: ", "destination: ", "stream: ", NULL }; *name; name++)
+    for (const char *const *name = (const char *const[]){ "tensor: ", "destination: ", "stream: ", NULL }; *name;
+         name++)
       if (strncmp(text, *name, strlen(*name)) == 0) self = "self: ", text += strlen(*name);
   return lua_pushfstring(L, "%s: %s%s", operation, self, text);
 }
@@ -44,13 +45,14 @@ nib_runtime *nib_lua_runtime(lua_State *L, const char *operation) {
 
 void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_device *device) {
   if (nib_device_is_capturing(device))
-    nib_lua_argument_error(L, operation, "device", "no capture in progress, got %s capturing (values and waits come after it)",
+    nib_lua_argument_error(L, operation, "device",
+                           "no capture in progress, got %s capturing (values and waits come after it)",
                            nib_device_get_info(device)->name);
 }
 
-/* ---- Memory and waits -------------------------------------------------------------------------------------------- */
+/* ---- Memory and waits ------------------------------------------------------------------------------------------ */
 
-#define MOST_STREAMS 64 /* that are worth a full collection, too */
+#define MOST_STREAMS     64                   /* that are worth a full collection, too */
 #define LEAST_COLLECTION ((uint64_t)64 << 20) /* bytes of new tensors that are worth a full collection */
 
 void nib_lua_collect(lua_State *L) {
@@ -66,8 +68,8 @@ void nib_lua_collect(lua_State *L) {
   }
 }
 
-/* Lua sees a few bytes of userdata. So a full collection runs when new tensors have doubled the memory of those that were
- * alive after the last one, like the collector's own default for what it sees. */
+/* Lua sees a few bytes of userdata. So a full collection runs when new tensors have doubled the memory of those that
+ * were alive after the last one, like the collector's own default for what it sees. */
 void nib_lua_account(lua_State *L, const nib_tensor *tensor) {
   nib_lua_state *state = nib_lua_get_state(L);
   state->fresh_bytes += (uint64_t)nib_tensor_numel(tensor) * nib_dtype_bytes(nib_tensor_dtype(tensor));
@@ -84,8 +86,8 @@ void nib_lua_account_stream(lua_State *L) {
 void nib_lua_check_elements(lua_State *L, const char *operation, const nib_tensor *view) {
   int64_t most = nib_lua_get_state(L)->limits.most_elements;
   if (most && nib_tensor_numel(view) > most)
-    nib_lua_argument_error(L, operation, "size", "a view of at most %I elements (the script's limit), got %I", (LUAI_UACINT)most,
-                           (LUAI_UACINT)nib_tensor_numel(view));
+    nib_lua_argument_error(L, operation, "size", "a view of at most %I elements (the script's limit), got %I",
+                           (LUAI_UACINT)most, (LUAI_UACINT)nib_tensor_numel(view));
 }
 
 void nib_lua_tick(lua_State *L) {
@@ -104,7 +106,7 @@ void nib_lua_tick(lua_State *L) {
   if (status != LUA_OK) lua_error(L);
 }
 
-/* ---- Devices ----------------------------------------------------------------------------------------------------- */
+/* ---- Devices --------------------------------------------------------------------------------------------------- */
 
 static int devices(lua_State *L) {
   nib_runtime *runtime = nib_lua_runtime(L, "devices");
@@ -244,7 +246,7 @@ static const luaL_Reg functions[] = {
   { NULL, NULL },
 };
 
-/* ---- Opening and closing ----------------------------------------------------------------------------------------- */
+/* ---- Opening and closing --------------------------------------------------------------------------------------- */
 
 static void *allocate(void *user, void *pointer, size_t old_size, size_t new_size) {
   nib_lua_state *state = user;
@@ -278,13 +280,12 @@ static void open_runtime(lua_State *L, nib_lua_state *state, nib_runtime *shared
   nib_config config = { .abi_version = NIB_ABI_VERSION, .index_base = 1, .allocate = allocate, .user = state };
   const int64_t nothing = 0;
   nib_status status;
-  if (shared)
-    status = nib_tensor_create(nib_device_at(shared, 0), NIB_UINT8, 1, &nothing, &state->anchor);
-  else
-    status = nib_runtime_create(&config, &state->runtime);
+  if (shared) status = nib_tensor_create(nib_device_at(shared, 0), NIB_UINT8, 1, &nothing, &state->anchor);
+  else status = nib_runtime_create(&config, &state->runtime);
   if (why) *why = status;
   if (status != NIB_OK)
-    luaL_error(L, "nibble: runtime: expected %s, got: %s", shared ? "an open one" : "to create one", nib_status_text(status));
+    luaL_error(L, "nibble: runtime: expected %s, got: %s", shared ? "an open one" : "to create one",
+               nib_status_text(status));
   if (shared) state->runtime = shared;
 }
 

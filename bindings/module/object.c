@@ -4,7 +4,9 @@
 
 #include "args.h"
 
-const char *const nib_lua_class_names[NIB_LUA_CLASS_COUNT] = { "tensor", "stream", "event", "graph", "module", "kernel" };
+const char *const nib_lua_class_names[NIB_LUA_CLASS_COUNT] = {
+  "tensor", "stream", "event", "graph", "module", "kernel"
+};
 
 nib_lua_object *nib_lua_test(lua_State *L, int index, nib_lua_class class) {
   if (lua_type(L, index) != LUA_TUSERDATA || !lua_getmetatable(L, index)) return NULL;
@@ -19,7 +21,8 @@ static int not_open(lua_State *L, const char *operation, const char *parameter, 
   return nib_lua_expected(L, operation, parameter, index, "%s %s", *name == 'e' ? "an" : "a", name);
 }
 
-nib_lua_object *nib_lua_check(lua_State *L, const char *operation, const char *parameter, int index, nib_lua_class class) {
+nib_lua_object *nib_lua_check(lua_State *L, const char *operation, const char *parameter, int index,
+                              nib_lua_class class) {
   nib_lua_object *object = nib_lua_test(L, index, class);
   if (!object || !nib_lua_is_open(object)) not_open(L, operation, parameter, index, class);
   return object;
@@ -30,7 +33,8 @@ static void count(lua_State *L, nib_lua_state *state, nib_lua_class class) {
   int32_t most = state->limits.most[class];
   if (state->count[class] >= most) nib_lua_collect(L);
   if (state->count[class] >= most)
-    nib_lua_argument_error(L, nib_lua_class_names[class], "count", "at most %d at a time (the script's limit), got one more", (int)most);
+    nib_lua_argument_error(L, nib_lua_class_names[class], "count",
+                           "at most %d at a time (the script's limit), got one more", (int)most);
   state->count[class]++;
 }
 
@@ -48,7 +52,7 @@ nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class) {
   return object;
 }
 
-/* ---- Closing ----------------------------------------------------------------------------------------------------- */
+/* ---- Closing --------------------------------------------------------------------------------------------------- */
 
 static bool is_default_stream(const nib_lua_object *object) {
   return object->stream == nib_device_default_stream(nib_stream_device(object->stream));
@@ -70,8 +74,8 @@ static void release(nib_lua_state *state, nib_lua_object *object) {
   }
 }
 
-/* What a finalizer or a hook closes may be an argument of the C function that it has interrupted: the collector releases
- * that. (Lua answers -1 for the memory in use while a finalizer runs.) */
+/* What a finalizer or a hook closes may be an argument of the C function that it has interrupted: the collector
+ * releases that. (Lua answers -1 for the memory in use while a finalizer runs.) */
 static void close_object(lua_State *L, nib_lua_object *object) {
   nib_lua_state *state = nib_lua_get_state(L);
   if (!nib_lua_is_open(object)) return;
@@ -92,7 +96,7 @@ static void close_object(lua_State *L, nib_lua_object *object) {
   NIB_LUA_OBSERVED(L);
 }
 
-/* ---- Methods and metamethods of all classes: upvalues are the state, the methods and the class ------------------- */
+/* ---- Methods and metamethods of all classes: upvalues are the state, the methods and the class ----------------- */
 
 static nib_lua_class own_class(lua_State *L) { return (nib_lua_class)lua_tointeger(L, lua_upvalueindex(3)); }
 
@@ -116,10 +120,8 @@ static int object_gc(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
   if (object->class == NIB_LUA_STREAM && object->handle && state->runtime && is_default_stream(object)) return 0;
   state->collecting = true;
-  if (state->runtime)
-    release(state, object);
-  else
-    object->handle = NULL; /* the state has given back everything */
+  if (state->runtime) release(state, object);
+  else object->handle = NULL; /* the state has given back everything */
   state->collecting = false;
   return 0;
 }
@@ -160,8 +162,7 @@ static int object_tostring(lua_State *L) {
     lua_pushfstring(L, "nibble.%s of %d nodes (%s)", name, (int)nib_graph_node_count(object->graph), device);
   else if (class == NIB_LUA_KERNEL)
     lua_pushfstring(L, "nibble.%s %s (%s)", name, nib_user_kernel_name(object->kernel), device);
-  else
-    lua_pushfstring(L, "nibble.%s (%s)", name, device);
+  else lua_pushfstring(L, "nibble.%s (%s)", name, device);
   return 1;
 }
 
@@ -177,7 +178,8 @@ int nib_lua_unknown_field(lua_State *L, nib_lua_class class) {
   const nib_lua_object *object = nib_lua_test(L, 1, class);
   if (object && !nib_lua_is_open(object)) return not_open(L, lua_pushfstring(L, "%s:index", name), "self", 1, class);
   if (lua_type(L, 2) == LUA_TSTRING)
-    return nib_lua_argument_error(L, name, "field", "a method or field of %s %s, got '%s'", article, name, lua_tostring(L, 2));
+    return nib_lua_argument_error(L, name, "field", "a method or field of %s %s, got '%s'", article, name,
+                                  lua_tostring(L, 2));
   return nib_lua_expected(L, name, "field", 2, "the name of a method or field of %s %s", article, name);
 }
 
@@ -191,12 +193,9 @@ static int object_index(lua_State *L) {
   if (!nib_lua_is_open(object))
     return not_open(L, lua_pushfstring(L, "%s:%s", nib_lua_class_names[class], name), "self", 1, class);
   void *handle = is_handle ? nib_stream_handle(object->stream) : NULL;
-  if (!is_handle)
-    lua_pushstring(L, nib_device_get_info(device_of(object))->name);
-  else if (handle)
-    lua_pushinteger(L, (lua_Integer)(uintptr_t)handle);
-  else
-    lua_pushnil(L);
+  if (!is_handle) lua_pushstring(L, nib_device_get_info(device_of(object))->name);
+  else if (handle) lua_pushinteger(L, (lua_Integer)(uintptr_t)handle);
+  else lua_pushnil(L);
   return 1;
 }
 
@@ -217,15 +216,16 @@ static const luaL_Reg metamethods_of_all[] = {
   { NULL, NULL },
 };
 
-static void set_functions(lua_State *L, int state_index, int methods_index, nib_lua_class class, const luaL_Reg *functions) {
+static void set_functions(lua_State *L, int state_index, int methods_index, nib_lua_class class,
+                          const luaL_Reg *functions) {
   lua_pushvalue(L, state_index);
   lua_pushvalue(L, methods_index);
-  lua_pushinteger(L, (lua_Integer)class);
+  lua_pushinteger(L, (lua_Integer) class);
   luaL_setfuncs(L, functions, 3);
 }
 
-void nib_lua_new_class(lua_State *L, nib_lua_state *state, int state_index, nib_lua_class class, const luaL_Reg *methods,
-                       const luaL_Reg *metamethods) {
+void nib_lua_new_class(lua_State *L, nib_lua_state *state, int state_index, nib_lua_class class,
+                       const luaL_Reg *methods, const luaL_Reg *metamethods) {
   static const luaL_Reg methods_of_all[] = { { "close", object_close }, { NULL, NULL } };
   luaL_newmetatable(L, lua_pushfstring(L, "nibble.%s", nib_lua_class_names[class]));
   lua_remove(L, -2);

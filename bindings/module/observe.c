@@ -1,7 +1,7 @@
 /* nibble.observe, nibble.peek, nibble.check: the runtime's observer for Lua functions.
  *
- * The runtime calls its observer in the middle of its functions, where no Lua code may run. So what it tells is copied into a
- * list, and told to Lua where a C function of the module could raise an error anyway (NIB_LUA_OBSERVED). */
+ * The runtime calls its observer in the middle of its functions, where no Lua code may run. So what it tells is copied
+ * into a list, and told to Lua where a C function of the module could raise an error anyway (NIB_LUA_OBSERVED). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ struct nib_lua_observation {
   const struct access *accesses;
 };
 
-/* ---- From the runtime ---------------------------------------------------------------------------------------------- */
+/* ---- From the runtime ------------------------------------------------------------------------------------------ */
 
 /* The next `bytes` of a block, aligned for everything. */
 static void *cut(char **block, size_t bytes) {
@@ -36,11 +36,14 @@ static void *cut(char **block, size_t bytes) {
 
 static void keep(void *user, const nib_observation *seen) {
   nib_lua_state *state = user;
-  if (state->telling && !state->collecting) return; /* an observer's own work; what the collector ends may be the script's */
-  size_t accesses = (size_t)seen->access_count * sizeof(struct access), deps = (size_t)seen->dep_count * sizeof *seen->deps;
+  if (state->telling && !state->collecting)
+    return; /* an observer's own work; what the collector ends may be the script's */
+  size_t accesses = (size_t)seen->access_count * sizeof(struct access),
+         deps = (size_t)seen->dep_count * sizeof *seen->deps;
   size_t attributes = (size_t)seen->attribute_count * sizeof *seen->attributes;
   size_t kernel = seen->kernel ? strlen(seen->kernel) + 1 : 0, name = seen->name ? strlen(seen->name) + 1 : 0;
-  char *block = malloc(sizeof(struct nib_lua_observation) + accesses + deps + attributes + kernel + name + (size_t)6 * 16);
+  char *block =
+    malloc(sizeof(struct nib_lua_observation) + accesses + deps + attributes + kernel + name + (size_t)6 * 16);
   if (!block) {
     state->observations_lost = true;
     return;
@@ -71,7 +74,8 @@ static void keep(void *user, const nib_observation *seen) {
   if (attributes > 0) kept->seen.attributes = memcpy(cut(&block, attributes), seen->attributes, attributes);
   if (kernel > 0) kept->seen.kernel = memcpy(cut(&block, kernel), seen->kernel, kernel);
   if (name > 0) kept->seen.name = memcpy(cut(&block, name), seen->name, name);
-  if (seen->kind == NIB_OBSERVED_SYNCHRONIZED && state->wait_began_ns && state->wait_began_ns < seen->begin_ns) kept->seen.begin_ns = state->wait_began_ns;
+  if (seen->kind == NIB_OBSERVED_SYNCHRONIZED && state->wait_began_ns && state->wait_began_ns < seen->begin_ns)
+    kept->seen.begin_ns = state->wait_began_ns;
   *(state->observed_last ? &state->observed_last->next : &state->observed) = kept;
   state->observed_last = kept;
 }
@@ -86,7 +90,7 @@ void nib_lua_forget_observed(nib_lua_state *state) {
   state->observations_lost = false;
 }
 
-/* ---- To Lua -------------------------------------------------------------------------------------------------------- */
+/* ---- To Lua ---------------------------------------------------------------------------------------------------- */
 
 /* Whether a chunk's name is that of a loaded module "nibble.A.B": a file .../nibble/A/B.lua. */
 static bool is_own_module(lua_State *L, const char *source) {
@@ -106,8 +110,8 @@ static bool is_own_module(lua_State *L, const char *source) {
 
 enum { MOST_CALLERS = 4, KNOWN_ACCESSES = 512, KNOWN_PLACES = 128 };
 
-/* What was told last: the same lines use the same views again and again. A slot's number is the hash of what is in it; its Lua
- * values are in the user value, a table. */
+/* What was told last: the same lines use the same views again and again. A slot's number is the hash of what is in it;
+ * its Lua values are in the user value, a table. */
 struct known {
   struct access accesses[KNOWN_ACCESSES]; /* [k]'s table is at k + 1 */
   struct {
@@ -116,7 +120,8 @@ struct known {
       const char *source;
       int line;
     } frames[MOST_CALLERS + 1];
-  } places[KNOWN_PLACES]; /* [k]'s strings are at -1 - 3 * k and below: the sources, one behind the other, where, callers */
+  } places[KNOWN_PLACES]; /* [k]'s strings are at -1 - 3 * k and below: the sources, one behind the other, where,
+                             callers */
 };
 
 /* Pushes the table of what is known, and returns the rest. */
@@ -142,8 +147,9 @@ static uint64_t mixed(uint64_t hash, uint64_t value) {
   return hash ^ hash >> 32;
 }
 
-/* Pushes "FILE:LINE" of the innermost running Lua function that is not in one of nibble's own modules, and the places that it was
- * called from, innermost first, with " < " between them; nil where there is none. `known` is at index `table`. */
+/* Pushes "FILE:LINE" of the innermost running Lua function that is not in one of nibble's own modules, and the places
+ * that it was called from, innermost first, with " < " between them; nil where there is none. `known` is at index
+ * `table`. */
 static void push_places(lua_State *L, struct known *known, int table) {
   lua_Debug frames[MOST_CALLERS + 1];
   int count = 0;
@@ -166,8 +172,9 @@ static void push_places(lua_State *L, struct known *known, int table) {
   const char *sources = lua_tolstring(L, -1, &left);
   for (int i = 0; same && i < count; i++) { /* a source that is gone may have left its address to another */
     size_t length = frames[i].srclen;
-    same = known->places[slot].frames[i].source == frames[i].source && known->places[slot].frames[i].line == frames[i].currentline
-        && length <= left && memcmp(sources, frames[i].source, length) == 0;
+    same = known->places[slot].frames[i].source == frames[i].source &&
+           known->places[slot].frames[i].line == frames[i].currentline && length <= left &&
+           memcmp(sources, frames[i].source, length) == 0;
     sources += same ? length : 0;
     left -= same ? length : 0;
   }
@@ -183,7 +190,8 @@ static void push_places(lua_State *L, struct known *known, int table) {
     }
     if (count > 1) lua_concat(L, count - 1);
     if (count == 1) lua_pushnil(L);
-    known->places[slot].count = 0; /* until all is there; from here on no finalizer runs, which could ask for a place, too */
+    known->places[slot].count =
+      0; /* until all is there; from here on no finalizer runs, which could ask for a place, too */
     for (int i = 2; i >= 0; i--) lua_rawseti(L, table, first - i);
     for (int i = 0; i < count; i++) {
       known->places[slot].frames[i].source = frames[i].source;
@@ -224,7 +232,8 @@ static void set_sizes(lua_State *L, const char *name, int32_t ndim, const int64_
 
 static void push_access(lua_State *L, const struct access *access, struct known *known, int table) {
   uint64_t hash = mixed(mixed(access->storage, (uint64_t)access->offset_bytes), (uint64_t)(uintptr_t)access->parameter);
-  for (int32_t i = 0; i < access->ndim; i++) hash = mixed(mixed(hash, (uint64_t)access->shape[i]), (uint64_t)access->stride[i]);
+  for (int32_t i = 0; i < access->ndim; i++)
+    hash = mixed(mixed(hash, (uint64_t)access->shape[i]), (uint64_t)access->stride[i]);
   int slot = (int)(hash % KNOWN_ACCESSES);
   if (memcmp(&known->accesses[slot], access, sizeof *access) == 0) { /* no storage has the number 0 */
     lua_rawgeti(L, table, slot + 1);
@@ -288,7 +297,8 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
     }
     lua_setfield(L, -2, "deps");
   }
-  if (seen->kind != NIB_OBSERVED_WORK && seen->kind != NIB_OBSERVED_HOST_READ && seen->kind != NIB_OBSERVED_HOST_WRITE) return;
+  if (seen->kind != NIB_OBSERVED_WORK && seen->kind != NIB_OBSERVED_HOST_READ && seen->kind != NIB_OBSERVED_HOST_WRITE)
+    return;
   lua_createtable(L, seen->access_count, 0);
   for (int32_t i = 0; i < seen->access_count; i++) {
     push_access(L, &kept->accesses[i], known, table);
@@ -298,12 +308,9 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   lua_createtable(L, 0, seen->attribute_count);
   for (int32_t i = 0; i < seen->attribute_count; i++) {
     const nib_attribute *attribute = &seen->attributes[i];
-    if (attribute->kind == NIB_ATTRIBUTE_BOOLEAN)
-      lua_pushboolean(L, attribute->value != 0);
-    else if (attribute->kind == NIB_ATTRIBUTE_REAL)
-      lua_pushnumber(L, attribute->real);
-    else
-      lua_pushinteger(L, attribute->value);
+    if (attribute->kind == NIB_ATTRIBUTE_BOOLEAN) lua_pushboolean(L, attribute->value != 0);
+    else if (attribute->kind == NIB_ATTRIBUTE_REAL) lua_pushnumber(L, attribute->real);
+    else lua_pushinteger(L, attribute->value);
     lua_setfield(L, -2, attribute->name);
   }
   lua_setfield(L, -2, "attributes");
@@ -353,7 +360,7 @@ void nib_lua_tell(lua_State *L) {
   luaL_error(L, "observe: memory: expected room for an observation, got none (some are lost)");
 }
 
-/* ---- The functions ------------------------------------------------------------------------------------------------- */
+/* ---- The functions --------------------------------------------------------------------------------------------- */
 
 int nib_lua_observe(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);

@@ -2,9 +2,9 @@
 #include "args.h"
 
 #define MATERIALIZE "quantization.nvfp4_kv_materialize_fp8"
-#define DEQUANTIZE "quantization.nvfp4_kv_dequantize_paged"
-#define SWIZZLE "quantization.swizzle_v_scales"
-#define QUANTIZE "quantization.nvfp4_quantize_paged_kv_cache"
+#define DEQUANTIZE  "quantization.nvfp4_kv_dequantize_paged"
+#define SWIZZLE     "quantization.swizzle_v_scales"
+#define QUANTIZE    "quantization.nvfp4_quantize_paged_kv_cache"
 
 static int materialize(lua_State *L) {
   static const char *const allowed[] = { "uses_shared_paged_kv_idx", "out", "kv_page_indptr", "num_pages", NULL };

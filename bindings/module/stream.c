@@ -1,7 +1,7 @@
 /* Streams, the current stream, and events. */
 #include "args.h"
 
-/* ---- The current stream ------------------------------------------------------------------------------------------ */
+/* ---- The current stream ---------------------------------------------------------------------------------------- */
 
 static const nib_lua_scope *find_scope(const nib_lua_state *state, const nib_device *device) {
   const nib_lua_scope *scope = state->scope;
@@ -62,7 +62,7 @@ int nib_lua_get_current_stream(lua_State *L) {
   return 1;
 }
 
-/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+/* ---- Streams --------------------------------------------------------------------------------------------------- */
 
 static nib_lua_object *check_stream(lua_State *L, const char *operation) {
   return nib_lua_check(L, operation, "self", 1, NIB_LUA_STREAM);
@@ -73,16 +73,15 @@ int nib_lua_new_stream(lua_State *L) {
   nib_lua_options(L, "stream", 1, allowed);
   nib_device *device = nib_lua_device_option(L, "stream", 1);
   int64_t priority = nib_lua_integer_option(L, "stream", 1, "priority", 0);
-  bool wraps = nib_lua_push_option(L, 1, "handle") != LUA_TNIL, has_priority = nib_lua_push_option(L, 1, "priority") != LUA_TNIL;
+  bool wraps = nib_lua_push_option(L, 1, "handle") != LUA_TNIL,
+       has_priority = nib_lua_push_option(L, 1, "priority") != LUA_TNIL;
   int64_t handle = nib_lua_integer_option(L, "stream", 1, "handle", 0);
   if (wraps && nib_lua_get_state(L)->limits.no_addresses)
     return nib_lua_argument_error(L, "stream", "handle", "none (a sandbox takes no addresses), got one");
   if (wraps && has_priority) return nib_lua_expected(L, "stream", "priority", -1, "no priority beside a handle");
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_STREAM);
-  if (wraps)
-    NIB_LUA_DO(L, "stream", nib_stream_wrap(device, (void *)(uintptr_t)handle, &object->stream));
-  else
-    NIB_LUA_DO(L, "stream", nib_stream_create(device, priority < 0 ? -1 : 0, &object->stream));
+  if (wraps) NIB_LUA_DO(L, "stream", nib_stream_wrap(device, (void *)(uintptr_t)handle, &object->stream));
+  else NIB_LUA_DO(L, "stream", nib_stream_create(device, priority < 0 ? -1 : 0, &object->stream));
   nib_lua_account_stream(L);
   return 1;
 }
@@ -113,7 +112,8 @@ static int stream_record(lua_State *L) {
 static int stream_wait(lua_State *L) {
   nib_stream *stream = check_stream(L, "stream:wait")->stream;
   nib_event *event = nib_lua_check(L, "stream:wait", "event", 2, NIB_LUA_EVENT)->event;
-  nib_device *own = nib_stream_device(stream), *other = nib_event_device(event), *cpu = nib_device_at(nib_device_runtime(own), 0);
+  nib_device *own = nib_stream_device(stream), *other = nib_event_device(event),
+             *cpu = nib_device_at(nib_device_runtime(own), 0);
   if (own != other && (own == cpu || other == cpu)) { /* the host waits: so that Ctrl-C is heard */
     nib_lua_refuse_capture(L, "stream:wait", own);
     NIB_LUA_WAIT(L, "stream:wait", nib_event_synchronize(event, timeout_us));
@@ -123,12 +123,11 @@ static int stream_wait(lua_State *L) {
 }
 
 static const luaL_Reg stream_methods[] = {
-  { "scope", stream_scope }, { "synchronize", stream_synchronize },   { "record", stream_record },
-  { "wait", stream_wait },   { "capture", nib_lua_stream_capture },
-  { NULL, NULL },
+  { "scope", stream_scope }, { "synchronize", stream_synchronize }, { "record", stream_record },
+  { "wait", stream_wait },   { "capture", nib_lua_stream_capture }, { NULL, NULL },
 };
 
-/* ---- Events ------------------------------------------------------------------------------------------------------ */
+/* ---- Events ---------------------------------------------------------------------------------------------------- */
 
 static nib_event *check_waitable(lua_State *L, const char *operation, const char *parameter, int index) {
   nib_event *event = nib_lua_check(L, operation, parameter, index, NIB_LUA_EVENT)->event;
@@ -151,7 +150,8 @@ static int event_synchronize(lua_State *L) {
 }
 
 static int event_elapsed(lua_State *L) {
-  nib_event *start = check_waitable(L, "event:elapsed", "self", 1), *end = check_waitable(L, "event:elapsed", "later", 2);
+  nib_event *start = check_waitable(L, "event:elapsed", "self", 1),
+            *end = check_waitable(L, "event:elapsed", "later", 2);
   double milliseconds;
   NIB_LUA_WAIT(L, "event:elapsed", nib_event_synchronize(start, timeout_us));
   NIB_LUA_WAIT(L, "event:elapsed", nib_event_synchronize(end, timeout_us));
@@ -161,7 +161,9 @@ static int event_elapsed(lua_State *L) {
 }
 
 static const luaL_Reg event_methods[] = {
-  { "query", event_query }, { "synchronize", event_synchronize }, { "elapsed", event_elapsed },
+  { "query", event_query },
+  { "synchronize", event_synchronize },
+  { "elapsed", event_elapsed },
   { NULL, NULL },
 };
 

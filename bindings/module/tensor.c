@@ -17,7 +17,7 @@ static nib_stream *current_stream(lua_State *L, const char *operation, const nib
   return nib_lua_current_stream(L, operation, nib_tensor_device(tensor));
 }
 
-/* ---- Fields ------------------------------------------------------------------------------------------------------ */
+/* ---- Fields ---------------------------------------------------------------------------------------------------- */
 
 static int tensor_index(lua_State *L) {
   if (lua_type(L, 2) != LUA_TSTRING) return nib_lua_tensor_index(L);
@@ -52,10 +52,8 @@ static int64_t check_dim(lua_State *L, const char *operation, const char *parame
 
 static int tensor_stride(lua_State *L) {
   const nib_tensor *tensor = check_self(L, "tensor:stride");
-  if (lua_isnoneornil(L, 2))
-    push_sizes(L, nib_tensor_ndim(tensor), nib_tensor_stride(tensor));
-  else
-    lua_pushinteger(L, nib_tensor_stride(tensor)[check_dim(L, "tensor:stride", "dim", 2, nib_tensor_ndim(tensor))]);
+  if (lua_isnoneornil(L, 2)) push_sizes(L, nib_tensor_ndim(tensor), nib_tensor_stride(tensor));
+  else lua_pushinteger(L, nib_tensor_stride(tensor)[check_dim(L, "tensor:stride", "dim", 2, nib_tensor_ndim(tensor))]);
   return 1;
 }
 
@@ -81,11 +79,12 @@ static int tensor_is_contiguous(lua_State *L) {
   return 1;
 }
 
-/* ---- Views ------------------------------------------------------------------------------------------------------- */
+/* ---- Views ----------------------------------------------------------------------------------------------------- */
 
 static int tensor_narrow(lua_State *L) {
   nib_tensor *self = check_self(L, "tensor:narrow");
-  int64_t dim = nib_lua_position(L, "tensor:narrow", "dim", 2), start = nib_lua_position(L, "tensor:narrow", "start", 3);
+  int64_t dim = nib_lua_position(L, "tensor:narrow", "dim", 2),
+          start = nib_lua_position(L, "tensor:narrow", "start", 3);
   int64_t length = nib_lua_integer(L, "tensor:narrow", "length", 4);
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:narrow", nib_tensor_narrow(self, dim, start, length, &view->tensor));
@@ -94,7 +93,8 @@ static int tensor_narrow(lua_State *L) {
 
 static int tensor_select(lua_State *L) {
   nib_tensor *self = check_self(L, "tensor:select");
-  int64_t dim = nib_lua_position(L, "tensor:select", "dim", 2), index = nib_lua_position(L, "tensor:select", "index", 3);
+  int64_t dim = nib_lua_position(L, "tensor:select", "dim", 2),
+          index = nib_lua_position(L, "tensor:select", "index", 3);
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:select", nib_tensor_select(self, dim, index, &view->tensor));
   return 1;
@@ -165,7 +165,7 @@ static int tensor_reinterpret(lua_State *L) {
   return 1;
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------------------------ */
+/* ---- Copies ---------------------------------------------------------------------------------------------------- */
 
 void nib_lua_copy(lua_State *L, const char *operation, nib_tensor *destination, nib_tensor *source) {
   nib_stream *to = current_stream(L, operation, destination), *from = current_stream(L, operation, source);
@@ -174,7 +174,8 @@ void nib_lua_copy(lua_State *L, const char *operation, nib_tensor *destination, 
 }
 
 static int push_copy(lua_State *L, const char *operation, nib_tensor *self, nib_device *device, nib_dtype dtype) {
-  nib_lua_object *copy = nib_lua_create(L, operation, device, false, dtype, nib_tensor_ndim(self), nib_tensor_shape(self));
+  nib_lua_object *copy =
+    nib_lua_create(L, operation, device, false, dtype, nib_tensor_ndim(self), nib_tensor_shape(self));
   nib_lua_copy(L, operation, copy->tensor, self);
   return 1;
 }
@@ -201,8 +202,8 @@ static int tensor_to(lua_State *L) {
     nib_runtime *runtime = nib_lua_runtime(L, "tensor:to");
     nib_status status = nib_device_find(runtime, name, &device);
     if (status == NIB_UNAVAILABLE)
-      return nib_lua_argument_error(L, "tensor:to", "device_or_dtype", "a dtype or an available device, got \"%s\" (%s)",
-                                    name, nib_error(runtime));
+      return nib_lua_argument_error(L, "tensor:to", "device_or_dtype",
+                                    "a dtype or an available device, got \"%s\" (%s)", name, nib_error(runtime));
     if (status != NIB_OK) return nib_lua_raise(L, "tensor:to", status);
   }
   if (device != nib_tensor_device(self) || dtype != nib_tensor_dtype(self))
@@ -226,7 +227,7 @@ static int tensor_fill(lua_State *L) {
   return 1;
 }
 
-/* ---- Comparisons ------------------------------------------------------------------------------------------------- */
+/* ---- Comparisons ----------------------------------------------------------------------------------------------- */
 
 void nib_lua_wait_tensor(lua_State *L, const char *operation, nib_tensor *tensor) {
   nib_lua_refuse_capture(L, operation, nib_tensor_device(tensor));
@@ -288,7 +289,7 @@ static int tensor_amax(lua_State *L) {
   return 1;
 }
 
-/* ---- The rest ---------------------------------------------------------------------------------------------------- */
+/* ---- The rest -------------------------------------------------------------------------------------------------- */
 
 static int tensor_save(lua_State *L) {
   nib_tensor *self = check_self(L, "tensor:save");

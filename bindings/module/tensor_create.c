@@ -1,4 +1,5 @@
-/* Making tensors: empty, zeros, full, arange, randn, randint, randperm, from_bytes. (tensor_data.c has nibble.tensor.) */
+/* Making tensors: empty, zeros, full, arange, randn, randint, randperm, from_bytes. (tensor_data.c has
+ * nibble.tensor.) */
 #include <math.h>
 #include <string.h>
 
@@ -10,8 +11,7 @@ nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_TENSOR);
   if (pinned)
     NIB_LUA_DO(L, operation, nib_tensor_create_pinned(nib_device_runtime(device), dtype, ndim, shape, &object->tensor));
-  else
-    NIB_LUA_DO(L, operation, nib_tensor_create(device, dtype, ndim, shape, &object->tensor));
+  else NIB_LUA_DO(L, operation, nib_tensor_create(device, dtype, ndim, shape, &object->tensor));
   nib_lua_account(L, object->tensor);
   return object;
 }
@@ -36,7 +36,8 @@ static struct make common_options(lua_State *L, const char *operation, int index
   return make;
 }
 
-static nib_lua_object *create(lua_State *L, const char *operation, struct make make, int32_t ndim, const int64_t *shape) {
+static nib_lua_object *create(lua_State *L, const char *operation, struct make make, int32_t ndim,
+                              const int64_t *shape) {
   return nib_lua_create(L, operation, make.device, make.pinned, make.dtype, ndim, shape);
 }
 
@@ -78,7 +79,8 @@ static int empty(lua_State *L) {
   return 1;
 }
 
-static int push_full(lua_State *L, const char *operation, struct make make, int32_t ndim, const int64_t *shape, nib_number value) {
+static int push_full(lua_State *L, const char *operation, struct make make, int32_t ndim, const int64_t *shape,
+                     nib_number value) {
   nib_stream *stream = nib_lua_current_stream(L, operation, make.device);
   nib_lua_object *object = create(L, operation, make, ndim, shape);
   NIB_LUA_DO(L, operation, nib_tensor_fill(stream, object->tensor, value));
@@ -101,13 +103,14 @@ static int full(lua_State *L) {
   return push_full(L, "full", make, ndim, shape, value);
 }
 
-/* ---- Sequences --------------------------------------------------------------------------------------------------- */
+/* ---- Sequences ------------------------------------------------------------------------------------------------- */
 
 static double as_real(nib_number number) { return number.is_float ? number.real : (double)number.integer; }
 
 #define NO_STEP INT64_MIN
 
-/* How many of start, start + step, ... come before stop; NO_STEP: step is 0; another negative: more than fit into 63 bits. */
+/* How many of start, start + step, ... come before stop; NO_STEP: step is 0; another negative: more than fit into 63
+ * bits. */
 static int64_t count_integers(int64_t start, int64_t stop, int64_t step) {
   if (step == 0) return NO_STEP;
   if (step > 0 ? start >= stop : start <= stop) return 0;
@@ -131,10 +134,8 @@ static int64_t count_doubles(double start, double stop, double step) {
   int64_t low = 0, high = 2 * (int64_t)estimate + 2;
   while (low < high) {
     int64_t middle = low + (high - low) / 2;
-    if (is_before(start, stop, step, middle))
-      low = middle + 1;
-    else
-      high = middle;
+    if (is_before(start, stop, step, middle)) low = middle + 1;
+    else high = middle;
   }
   return low;
 }
@@ -180,7 +181,7 @@ static int arange(lua_State *L) {
   return 1;
 }
 
-/* ---- Random values ----------------------------------------------------------------------------------------------- */
+/* ---- Random values --------------------------------------------------------------------------------------------- */
 
 static struct make random_options(lua_State *L, const char *operation, int index, nib_dtype otherwise, uint64_t *seed) {
   struct make make;
@@ -233,16 +234,18 @@ static int randperm(lua_State *L) {
   int64_t n = nib_lua_integer(L, "randperm", "n", 1);
   struct make make = random_options(L, "randperm", 2, NIB_INT64, &seed);
   if (make.dtype != NIB_INT32 && make.dtype != NIB_INT64)
-    return nib_lua_argument_error(L, "randperm", "dtype", "\"int32\" or \"int64\", got \"%s\"", nib_dtype_name(make.dtype));
+    return nib_lua_argument_error(L, "randperm", "dtype", "\"int32\" or \"int64\", got \"%s\"",
+                                  nib_dtype_name(make.dtype));
   if (n < 0 || n > (make.dtype == NIB_INT32 ? INT32_MAX : INT64_MAX / 16))
-    return nib_lua_expected(L, "randperm", "n", 1, "a count of elements that %s can number", nib_dtype_name(make.dtype));
+    return nib_lua_expected(L, "randperm", "n", 1, "a count of elements that %s can number",
+                            nib_dtype_name(make.dtype));
   nib_stream *stream = nib_lua_current_stream(L, "randperm", make.device);
   nib_lua_object *object = create(L, "randperm", make, 1, &n);
   NIB_LUA_DO(L, "randperm", nib_tensor_random_permutation(stream, object->tensor, seed));
   return 1;
 }
 
-/* ---- From outside ------------------------------------------------------------------------------------------------ */
+/* ---- From outside ---------------------------------------------------------------------------------------------- */
 
 /* The size of a tensor in bytes; false if it is no possible shape (which creating one then says). */
 static bool count_bytes(nib_dtype dtype, int32_t ndim, const int64_t *shape, uint64_t *out) {
@@ -265,7 +268,8 @@ static int from_bytes(lua_State *L) {
   const char *bytes = lua_tolstring(L, 1, &length);
   int32_t ndim = shape_argument(L, "from_bytes", 2, shape);
   struct make make = common_options(L, "from_bytes", 3, NIB_DTYPE_NONE);
-  if (make.dtype == NIB_DTYPE_NONE) return nib_lua_argument_error(L, "from_bytes", "dtype", "the option dtype, got no value");
+  if (make.dtype == NIB_DTYPE_NONE)
+    return nib_lua_argument_error(L, "from_bytes", "dtype", "the option dtype, got no value");
   uint64_t expected;
   if (count_bytes(make.dtype, ndim, shape, &expected) && expected != length)
     return nib_lua_argument_error(L, "from_bytes", "bytes", "a string of %I bytes, got %I", (LUAI_UACINT)expected,
@@ -278,8 +282,7 @@ static int from_bytes(lua_State *L) {
 }
 
 const luaL_Reg nib_lua_creators[] = {
-  { "empty", empty },     { "zeros", zeros },       { "full", full },
-  { "arange", arange },   { "randn", randn },       { "randint", randint },
-  { "randperm", randperm }, { "from_bytes", from_bytes },
-  { NULL, NULL },
+  { "empty", empty },       { "zeros", zeros },           { "full", full },
+  { "arange", arange },     { "randn", randn },           { "randint", randint },
+  { "randperm", randperm }, { "from_bytes", from_bytes }, { NULL, NULL },
 };

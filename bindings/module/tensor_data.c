@@ -5,16 +5,14 @@
 #include "args.h"
 
 static void push_number(lua_State *L, nib_number number) {
-  if (number.is_float)
-    lua_pushnumber(L, number.real);
-  else
-    lua_pushinteger(L, number.integer);
+  if (number.is_float) lua_pushnumber(L, number.real);
+  else lua_pushinteger(L, number.integer);
 }
 
-/* ---- nibble.tensor ----------------------------------------------------------------------------------------------- */
+/* ---- nibble.tensor --------------------------------------------------------------------------------------------- */
 
-/* A walk over a nested table; the first one checks it, the second one also converts its numbers. Between the two a finalizer
- * may change the table, so that both check. */
+/* A walk over a nested table; the first one checks it, the second one also converts its numbers. Between the two a
+ * finalizer may change the table, so that both check. */
 struct walk {
   int32_t ndim;
   int64_t shape[NIB_MAX_NDIM], path[NIB_MAX_NDIM];
@@ -53,10 +51,8 @@ static void walk_number(lua_State *L, struct walk *walk, int32_t levels) {
 
 /* Options or misspelt fields in a table of numbers would be lost without a word. They come behind the last number. */
 static void refuse_other_keys(lua_State *L, const struct walk *walk, int32_t level, int64_t size) {
-  if (size > 0)
-    lua_pushinteger(L, size);
-  else
-    lua_pushnil(L);
+  if (size > 0) lua_pushinteger(L, size);
+  else lua_pushnil(L);
   while (lua_next(L, -2)) {
     int64_t key = lua_isinteger(L, -2) ? lua_tointeger(L, -2) : 0;
     lua_pop(L, 1);
@@ -78,8 +74,8 @@ static void walk_table(lua_State *L, struct walk *walk, int32_t level) {
   }
   if ((int64_t)lua_rawlen(L, -1) != size) {
     int64_t got = (int64_t)lua_rawlen(L, -1);
-    nib_lua_argument_error(L, "tensor", "data", "%I elements in %s, got %I", (LUAI_UACINT)size, push_path(L, walk, level),
-                           (LUAI_UACINT)got);
+    nib_lua_argument_error(L, "tensor", "data", "%I elements in %s, got %I", (LUAI_UACINT)size,
+                           push_path(L, walk, level), (LUAI_UACINT)got);
   }
   if (!walk->out) refuse_other_keys(L, walk, level, size);
   for (int64_t i = 1; i <= size; i++) {
@@ -101,10 +97,8 @@ static void walk_table(lua_State *L, struct walk *walk, int32_t level) {
 
 static void walk_data(lua_State *L, struct walk *walk) {
   lua_pushvalue(L, 1);
-  if (walk->ndim == 0)
-    walk_number(L, walk, 0);
-  else
-    walk_table(L, walk, 0);
+  if (walk->ndim == 0) walk_number(L, walk, 0);
+  else walk_table(L, walk, 0);
   lua_pop(L, 1);
 }
 
@@ -145,20 +139,23 @@ int nib_lua_new_tensor(lua_State *L) {
   return 1;
 }
 
-/* ---- Whole tensors ----------------------------------------------------------------------------------------------- */
+/* ---- Whole tensors --------------------------------------------------------------------------------------------- */
 
 static int new_buffer(lua_State *L) {
   lua_newuserdatauv(L, (size_t)lua_tointeger(L, 1), 0);
   return 1;
 }
 
-/* A view can be larger than any memory: the error then says whose bytes these were to be. (A sandbox tells memory by Lua's own.) */
+/* A view can be larger than any memory: the error then says whose bytes these were to be. (A sandbox tells memory by
+ * Lua's own.) */
 static void *push_buffer(lua_State *L, const char *operation, size_t bytes) {
-  if (bytes < (size_t)1 << 20 || nib_lua_get_state(L)->limits.check) return lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
+  if (bytes < (size_t)1 << 20 || nib_lua_get_state(L)->limits.check)
+    return lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
   lua_pushcfunction(L, new_buffer);
   lua_pushinteger(L, (lua_Integer)bytes);
   if (lua_pcall(L, 1, 1, 0) != LUA_OK)
-    nib_lua_argument_error(L, operation, "memory", "%I bytes more for Lua, got none (out of memory)", (LUAI_UACINT)bytes);
+    nib_lua_argument_error(L, operation, "memory", "%I bytes more for Lua, got none (out of memory)",
+                           (LUAI_UACINT)bytes);
   return lua_touserdata(L, -1);
 }
 
@@ -172,7 +169,8 @@ static const unsigned char *push_elements(lua_State *L, const char *operation, n
 }
 
 /* Pushes a table of the dimensions from `dim` on; returns the element behind the last that is in it. */
-static const unsigned char *push_table(lua_State *L, const nib_tensor *tensor, int32_t dim, const unsigned char *element) {
+static const unsigned char *push_table(lua_State *L, const nib_tensor *tensor, int32_t dim,
+                                       const unsigned char *element) {
   nib_dtype dtype = nib_tensor_dtype(tensor);
   int64_t size = nib_tensor_shape(tensor)[dim];
   lua_createtable(L, size < INT_MAX ? (int)size : INT_MAX, 0);
@@ -198,8 +196,7 @@ int nib_lua_tensor_totable(lua_State *L) {
   const unsigned char *elements = push_elements(L, "tensor:totable", view->tensor);
   if (nib_tensor_ndim(view->tensor) == 0)
     push_number(L, nib_element_to_number(nib_tensor_dtype(view->tensor), elements));
-  else
-    push_table(L, view->tensor, 0, elements);
+  else push_table(L, view->tensor, 0, elements);
   return 1;
 }
 
@@ -222,7 +219,7 @@ int nib_lua_tensor_bytes(lua_State *L) {
   return 1;
 }
 
-/* ---- Elements ---------------------------------------------------------------------------------------------------- */
+/* ---- Elements -------------------------------------------------------------------------------------------------- */
 
 nib_status nib_lua_select(nib_tensor *tensor, int32_t count, const int64_t *indices, nib_tensor **out) {
   nib_tensor *view;
@@ -254,8 +251,8 @@ static int32_t check_indices(lua_State *L, const char *operation, const nib_tens
   for (int32_t i = 0; i < count; i++) {
     int64_t size = nib_tensor_shape(tensor)[i];
     if (indices[i] < 1 || indices[i] > size)
-      nib_lua_argument_error(L, operation, "index", "an index in 1..%I of dimension %d, got %I", (LUAI_UACINT)size, (int)i + 1,
-                             (LUAI_UACINT)indices[i]);
+      nib_lua_argument_error(L, operation, "index", "an index in 1..%I of dimension %d, got %I", (LUAI_UACINT)size,
+                             (int)i + 1, (LUAI_UACINT)indices[i]);
     indices[i]--;
   }
   return count;
@@ -290,19 +287,14 @@ int nib_lua_tensor_newindex(lua_State *L) {
   bool is_number = lua_type(L, 3) == LUA_TNUMBER;
   nib_number value = NIB_INTEGER(0);
   nib_tensor *source = NULL;
-  if (is_number)
-    value = nib_lua_element(L, "tensor:newindex", "value", 3, nib_tensor_dtype(self));
-  else if (nib_lua_test(L, 3, NIB_LUA_TENSOR))
-    source = nib_lua_tensor(L, "tensor:newindex", "value", 3);
-  else
-    return nib_lua_expected(L, "tensor:newindex", "value", 3, "a number or a tensor");
+  if (is_number) value = nib_lua_element(L, "tensor:newindex", "value", 3, nib_tensor_dtype(self));
+  else if (nib_lua_test(L, 3, NIB_LUA_TENSOR)) source = nib_lua_tensor(L, "tensor:newindex", "value", 3);
+  else return nib_lua_expected(L, "tensor:newindex", "value", 3, "a number or a tensor");
   nib_stream *stream = nib_lua_current_stream(L, "tensor:newindex", nib_tensor_device(self));
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:newindex", nib_lua_select(self, count, indices, &view->tensor));
-  if (is_number)
-    NIB_LUA_DO(L, "tensor:newindex", nib_tensor_fill(stream, view->tensor, value));
-  else
-    nib_lua_copy(L, "tensor:newindex", view->tensor, source);
+  if (is_number) NIB_LUA_DO(L, "tensor:newindex", nib_tensor_fill(stream, view->tensor, value));
+  else nib_lua_copy(L, "tensor:newindex", view->tensor, source);
   nib_tensor_release(view->tensor);
   view->tensor = NULL;
   return 0;

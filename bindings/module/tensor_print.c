@@ -10,8 +10,8 @@
 #include "../../runtime/core/floats.h"
 #include "args.h"
 
-#define FULL_COUNT 1000  /* tensors of more elements are elided */
-#define LINE_WIDTH 100   /* longer rows go on in the next line */
+#define FULL_COUNT   1000 /* tensors of more elements are elided */
+#define LINE_WIDTH   100  /* longer rows go on in the next line */
 #define NUMBER_WIDTH 32
 
 struct print {
@@ -36,10 +36,8 @@ static void choose_edges(struct print *print, const nib_tensor *tensor) {
     bool elided = elide && size > 2 * edge;
     print->edge[i] = elided ? edge : 0;
     print->shown[i] = elided ? 2 * edge : size;
-    if (i == print->ndim - 1)
-      print->columns = print->shown[i];
-    else
-      print->rows *= print->shown[i];
+    if (i == print->ndim - 1) print->columns = print->shown[i];
+    else print->rows *= print->shown[i];
   }
 }
 
@@ -64,7 +62,8 @@ static nib_status read_part(nib_tensor *row, int64_t start, int64_t length, nib_
   nib_status status = nib_tensor_narrow(row, 0, start, length, &part);
   if (status == NIB_OK) status = nib_tensor_read(part, bytes, (size_t)length * item, NIB_UNLIMITED);
   nib_tensor_release(part);
-  for (int64_t i = 0; status == NIB_OK && i < length; i++) out[i] = nib_element_to_number(dtype, bytes + (size_t)i * item);
+  for (int64_t i = 0; status == NIB_OK && i < length; i++)
+    out[i] = nib_element_to_number(dtype, bytes + (size_t)i * item);
   return status;
 }
 
@@ -87,7 +86,8 @@ static nib_status read_row(const struct print *print, nib_tensor *tensor, int64_
   return status;
 }
 
-/* One format for all: integral reals without a point, others with four digits behind it where that shows all of them. */
+/* One format for all: integral reals without a point, others with four digits behind it where that shows all of
+ * them. */
 static void choose_format(struct print *print, const nib_number *values, int64_t count) {
   double largest = 0, smallest = INFINITY;
   bool integral = true;

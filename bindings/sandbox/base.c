@@ -1,15 +1,15 @@
-/* What scripts in a sandbox can reach: the environment, Lua's basic functions, coroutines, mathematics, the module. All is
- * listed by name, so that nothing comes in unseen with another version of Lua. */
+/* What scripts in a sandbox can reach: the environment, Lua's basic functions, coroutines, mathematics, the module. All
+ * is listed by name, so that nothing comes in unseen with another version of Lua. */
 #include <lualib.h>
 #include <string.h>
 
 #include "sandbox.h"
 
-#define MOST_TEXT 65536   /* bytes of strings that a function of Lua's own gets */
+#define MOST_TEXT      65536 /* bytes of strings that a function of Lua's own gets */
 #define MOST_ARGUMENTS 250
-#define MOST_PRINTED 4096 /* bytes of a line */
+#define MOST_PRINTED   4096 /* bytes of a line */
 
-/* ---- Libraries --------------------------------------------------------------------------------------------------- */
+/* ---- Libraries ------------------------------------------------------------------------------------------------- */
 
 static void check_text(lua_State *L) {
   size_t total = 0, length;
@@ -23,7 +23,8 @@ static void check_text(lua_State *L) {
 
 void nib_sandbox_check_arguments(lua_State *L) {
   check_text(L);
-  if (lua_gettop(L) > MOST_ARGUMENTS) luaL_error(L, "expected at most %d arguments for this function, got more", MOST_ARGUMENTS);
+  if (lua_gettop(L) > MOST_ARGUMENTS)
+    luaL_error(L, "expected at most %d arguments for this function, got more", MOST_ARGUMENTS);
 }
 
 static int bounded(lua_State *L) {
@@ -51,24 +52,26 @@ void nib_sandbox_library(lua_State *L, const char *name, const luaL_Reg *functio
   luaL_setfuncs(L, functions, 0);
 }
 
-/* ---- Metatables ------------------------------------------------------------------------------------------------------
+/* ---- Metatables
+ * ------------------------------------------------------------------------------------------------------
  *
- * Scripts never own a metatable that Lua uses: theirs is copied, without what runs outside of calls (__gc, __close) or makes
- * the collector's work quadratic (__mode), so that no later change brings that in. The copy remembers the script's table.
- * The last few copies are used again. */
+ * Scripts never own a metatable that Lua uses: theirs is copied, without what runs outside of calls (__gc, __close) or
+ * makes the collector's work quadratic (__mode), so that no later change brings that in. The copy remembers the
+ * script's table. The last few copies are used again. */
 
 static const char original_key;
 
 static const char *const metamethods[] = {
-  "__index", "__newindex", "__call", "__tostring", "__name", "__len",  "__eq",   "__lt",   "__le",   "__concat", "__unm", "__add", "__sub",
-  "__mul",   "__div",      "__mod",  "__pow",      "__idiv", "__band", "__bor",  "__bxor", "__bnot", "__shl",    "__shr", "__pairs",
-  "__metatable", NULL,
+  "__index",  "__newindex", "__call", "__tostring", "__name", "__len", "__eq",    "__lt",        "__le",
+  "__concat", "__unm",      "__add",  "__sub",      "__mul",  "__div", "__mod",   "__pow",       "__idiv",
+  "__band",   "__bor",      "__bxor", "__bnot",     "__shl",  "__shr", "__pairs", "__metatable", NULL,
 };
 
 static void refuse_field(lua_State *L, int metatable, const char *name) {
   lua_pushstring(L, name);
   if (lua_rawget(L, metatable) != LUA_TNIL)
-    luaL_error(L, "setmetatable: metatable: expected no field '%s' (scripts in a sandbox have none), got a %s", name, luaL_typename(L, -1));
+    luaL_error(L, "setmetatable: metatable: expected no field '%s' (scripts in a sandbox have none), got a %s", name,
+               luaL_typename(L, -1));
   lua_pop(L, 1);
 }
 
@@ -92,10 +95,8 @@ static void push_copy(lua_State *L) {
   for (const char *const *name = metamethods; *name; name++) {
     lua_pushstring(L, *name);
     lua_pushvalue(L, -1);
-    if (lua_rawget(L, 2) != LUA_TNIL)
-      lua_rawset(L, -3);
-    else
-      lua_pop(L, 2);
+    if (lua_rawget(L, 2) != LUA_TNIL) lua_rawset(L, -3);
+    else lua_pop(L, 2);
   }
   lua_pushvalue(L, 2);
   lua_rawsetp(L, -2, &original_key);
@@ -163,7 +164,7 @@ static int get_metatable(lua_State *L) {
   return 1;
 }
 
-/* ---- Text -------------------------------------------------------------------------------------------------------- */
+/* ---- Text ------------------------------------------------------------------------------------------------------ */
 
 const char *nib_sandbox_tostring(lua_State *L, int index) {
   index = lua_absindex(L, index);
@@ -205,7 +206,7 @@ static int print(lua_State *L) {
   return 0;
 }
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+/* ---- Errors ---------------------------------------------------------------------------------------------------- */
 
 /* After a protected call whose results, or error, lie behind `kept` values and a place for its success. */
 static int finish_call(lua_State *L, int status, lua_KContext kept) {
@@ -223,7 +224,8 @@ static int protected_call(lua_State *L) {
   return finish_call(L, lua_pcallk(L, lua_gettop(L) - 2, LUA_MULTRET, 0, 0, finish_call), 0);
 }
 
-/* Lua runs a handler with hooks off if the error came from one. This one runs when the stack is gone, like other code. */
+/* Lua runs a handler with hooks off if the error came from one. This one runs when the stack is gone, like other
+ * code. */
 static int finish_handled(lua_State *L, int status, lua_KContext kept) {
   if (status != LUA_OK && status != LUA_YIELD) {
     nib_sandbox_rethrow(L);
@@ -243,13 +245,14 @@ static int handled_call(lua_State *L) {
   return finish_handled(L, lua_pcallk(L, count, LUA_MULTRET, 0, 2, finish_handled), 2);
 }
 
-/* ---- load, collectgarbage ---------------------------------------------------------------------------------------- */
+/* ---- load, collectgarbage -------------------------------------------------------------------------------------- */
 
 static const char *next_piece(lua_State *L, size_t *length) {
   luaL_checkstack(L, 4, NULL);
   lua_pushvalue(L, 1);
   lua_call(L, 0, 1);
-  if (lua_type(L, -1) != LUA_TNIL && lua_type(L, -1) != LUA_TSTRING) luaL_error(L, "reader function must return a string");
+  if (lua_type(L, -1) != LUA_TNIL && lua_type(L, -1) != LUA_TSTRING)
+    luaL_error(L, "reader function must return a string");
   lua_replace(L, 5); /* where the collector sees it */
   return lua_tolstring(L, 5, length);
 }
@@ -277,14 +280,16 @@ static int load(lua_State *L) {
 }
 
 static int collect_garbage(lua_State *L) {
-  if (strcmp(luaL_optstring(L, 1, "collect"), "count") != 0) return luaL_argerror(L, 1, "expected \"count\" (a sandbox collects by itself)");
+  if (strcmp(luaL_optstring(L, 1, "collect"), "count") != 0)
+    return luaL_argerror(L, 1, "expected \"count\" (a sandbox collects by itself)");
   lua_pushnumber(L, (lua_Number)nib_sandbox_of(L)->lua_used / 1024);
   return 1;
 }
 
-/* ---- Coroutines -------------------------------------------------------------------------------------------------- */
+/* ---- Coroutines ------------------------------------------------------------------------------------------------ */
 
-/* Goes on with a coroutine, whose arguments are on top of L. Its results come there: their number, or -1 and the error. */
+/* Goes on with a coroutine, whose arguments are on top of L. Its results come there: their number, or -1 and the
+ * error. */
 static int resume(lua_State *L, lua_State *co, int arguments) {
   nib_sandbox *sandbox = nib_sandbox_of(L);
   int results;
@@ -345,7 +350,7 @@ static int co_wrap(lua_State *L) {
   return 1;
 }
 
-/* ---- Mathematics --------------------------------------------------------------------------------------------------- */
+/* ---- Mathematics ----------------------------------------------------------------------------------------------- */
 
 /* Without arguments, Lua's seeds with an address and tells it. */
 static int random_seed(lua_State *L) {
@@ -359,12 +364,14 @@ static int random_seed(lua_State *L) {
 }
 
 static void open_math(lua_State *L, int from) {
-  static const char *const names[] = { "abs", "acos", "asin", "atan", "ceil", "cos", "deg", "exp", "floor", "fmod", "huge", "log", "max",
-                                       "maxinteger", "min", "mininteger", "modf", "pi", "rad", "sin", "sqrt", "tan",
-                                       "tointeger", "type", "ult", NULL };
+  static const char *const names[] = { "abs", "acos",       "asin", "atan", "ceil", "cos", "deg",
+                                       "exp", "floor",      "fmod", "huge", "log",  "max", "maxinteger",
+                                       "min", "mininteger", "modf", "pi",   "rad",  "sin", "sqrt",
+                                       "tan", "tointeger",  "type", "ult",  NULL };
   static const luaL_Reg none[] = { { NULL, NULL } };
   nib_sandbox_library(L, "math", none);
-  static const char *const own_names[] = { "random", NULL }; /* which keeps its state in an upvalue, and takes two arguments */
+  static const char *const own_names[] = { "random",
+                                           NULL }; /* which keeps its state in an upvalue, and takes two arguments */
   nib_sandbox_take(L, from, names, NIB_SANDBOX_TEXT);
   nib_sandbox_take(L, from, own_names, NIB_SANDBOX_FREE);
   lua_getfield(L, from, "randomseed");
@@ -376,7 +383,7 @@ static void open_math(lua_State *L, int from) {
   lua_pop(L, 1);
 }
 
-/* ---- The module ---------------------------------------------------------------------------------------------------- */
+/* ---- The module ------------------------------------------------------------------------------------------------ */
 
 /* Clears the fields of a table but those of these names. */
 static void keep_fields(lua_State *L, int table, const char *const *names) {
@@ -391,20 +398,25 @@ static void keep_fields(lua_State *L, int table, const char *const *names) {
   }
 }
 
-/* Not among them: files; kernels of a script's own, which could write anywhere in the process's GPU memory; observers, whose
- * memory has no limit. */
+/* Not among them: files; kernels of a script's own, which could write anywhere in the process's GPU memory; observers,
+ * whose memory has no limit. */
 static void open_module(lua_State *L, int globals) {
-  static const char *const functions[] = { "arange", "available", "check_faults", "current_stream", "device", "devices", "empty", "from_bytes",
-                                           "full", "memory", "mla", "page", "quantization", "randint", "randn", "randperm", "range",
-                                           "rope_table", "stream", "synchronize", "tensor", "version", "zeros", NULL };
-  static const char *const methods[] = { "allclose", "amax", "as_strided", "bytes", "capture", "clone", "close", "contiguous", "copy", "dim",
-                                         "dot", "elapsed", "equal", "expand", "fill", "is_contiguous", "item", "max_error", "narrow", "nodes",
-                                         "numel", "permute", "query", "record", "reinterpret", "replay", "scope", "select", "stride",
-                                         "synchronize", "to", "totable", "transpose", "update", "view", "wait", NULL };
+  static const char *const functions[] = {
+    "arange", "available",  "check_faults", "current_stream", "device",       "devices", "empty", "from_bytes",
+    "full",   "memory",     "mla",          "page",           "quantization", "randint", "randn", "randperm",
+    "range",  "rope_table", "stream",       "synchronize",    "tensor",       "version", "zeros", NULL
+  };
+  static const char *const methods[] = {
+    "allclose",    "amax",      "as_strided", "bytes",   "capture", "clone",       "close", "contiguous",
+    "copy",        "dim",       "dot",        "elapsed", "equal",   "expand",      "fill",  "is_contiguous",
+    "item",        "max_error", "narrow",     "nodes",   "numel",   "permute",     "query", "record",
+    "reinterpret", "replay",    "scope",      "select",  "stride",  "synchronize", "to",    "totable",
+    "transpose",   "update",    "view",       "wait",    NULL
+  };
   nib_lua_open_module(L, nib_sandbox_of(L)->runtime, NULL);
   keep_fields(L, lua_gettop(L), functions);
   lua_setfield(L, globals, "nibble");
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++) {
+  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class ++) {
     luaL_getmetatable(L, lua_pushfstring(L, "nibble.%s", nib_lua_class_names[class]));
     lua_pushvalue(L, -2);
     lua_setfield(L, -2, "__metatable");
@@ -414,15 +426,20 @@ static void open_module(lua_State *L, int globals) {
   }
 }
 
-/* ---- Environments -------------------------------------------------------------------------------------------------- */
+/* ---- Environments ---------------------------------------------------------------------------------------------- */
 
 static void open_base(lua_State *L, int globals) {
-  static const char *const names[] = { "assert", "error", "ipairs", "next", "pairs", "rawequal", "rawget", "rawlen", "rawset", "select", "type",
-                                       "_VERSION", NULL };
+  static const char *const names[] = { "assert", "error",  "ipairs", "next", "pairs",    "rawequal", "rawget",
+                                       "rawlen", "rawset", "select", "type", "_VERSION", NULL };
   static const char *const bounded_names[] = { "tonumber", NULL };
-  static const luaL_Reg functions[] = { { "collectgarbage", collect_garbage }, { "getmetatable", get_metatable }, { "pcall", protected_call },
-                                        { "print", print }, { "setmetatable", set_metatable }, { "tostring", to_string },
-                                        { "xpcall", handled_call }, { NULL, NULL } };
+  static const luaL_Reg functions[] = { { "collectgarbage", collect_garbage },
+                                        { "getmetatable", get_metatable },
+                                        { "pcall", protected_call },
+                                        { "print", print },
+                                        { "setmetatable", set_metatable },
+                                        { "tostring", to_string },
+                                        { "xpcall", handled_call },
+                                        { NULL, NULL } };
   static const char *const coroutine_names[] = { "close", "create", "isyieldable", "running", "status", "yield", NULL };
   static const luaL_Reg coroutine_functions[] = { { "resume", co_resume }, { "wrap", co_wrap }, { NULL, NULL } };
   static const char *const utf8_names[] = { "char", "codepoint", "codes", "len", "offset", NULL };

@@ -1,12 +1,12 @@
-/* Lua's patterns, as its manual defines them (find, match, gmatch, gsub), in a matcher that counts its steps: one that goes
- * back and forth for ever is ended at the deadline. */
+/* Lua's patterns, as its manual defines them (find, match, gmatch, gsub), in a matcher that counts its steps: one that
+ * goes back and forth for ever is ended at the deadline. */
 #include <ctype.h>
 #include <string.h>
 
 #include "sandbox.h"
 
 #define MOST_CAPTURES 32
-#define MOST_DEPTH 200
+#define MOST_DEPTH    200
 
 enum { OPEN = -1, POSITION = -2 };
 
@@ -20,7 +20,7 @@ struct match {
   } capture[MOST_CAPTURES];
 };
 
-/* ---- Single characters ------------------------------------------------------------------------------------------- */
+/* ---- Single characters ----------------------------------------------------------------------------------------- */
 
 /* Behind the character, class or set that starts at p. */
 static const char *item_end(const struct match *m, const char *p) {
@@ -90,7 +90,7 @@ static bool is_one(const struct match *m, const char *s, const char *p, const ch
   }
 }
 
-/* ---- Patterns ---------------------------------------------------------------------------------------------------- */
+/* ---- Patterns -------------------------------------------------------------------------------------------------- */
 
 static const char *match_here(struct match *m, const char *s, const char *p);
 
@@ -216,7 +216,7 @@ static const char *match_here(struct match *m, const char *s, const char *p) {
   return result;
 }
 
-/* ---- Captures ---------------------------------------------------------------------------------------------------- */
+/* ---- Captures -------------------------------------------------------------------------------------------------- */
 
 /* Pushes capture i of the match start..end; the whole match where there are no captures. */
 static void push_capture(const struct match *m, int i, const char *start, const char *end) {
@@ -256,7 +256,7 @@ static const char *try_at(struct match *m, const char *s, const char *pattern) {
   return match_here(m, s, pattern);
 }
 
-/* ---- find and match ---------------------------------------------------------------------------------------------- */
+/* ---- find and match -------------------------------------------------------------------------------------------- */
 
 /* Where a search begins: the argument's position, from 0; behind the subject's end if beyond. */
 static size_t start_position(lua_Integer position, size_t length) {
@@ -325,7 +325,7 @@ static int search(lua_State *L, bool is_find) {
 static int string_find(lua_State *L) { return search(L, true); }
 static int string_match(lua_State *L) { return search(L, false); }
 
-/* ---- gmatch -------------------------------------------------------------------------------------------------------- */
+/* ---- gmatch ---------------------------------------------------------------------------------------------------- */
 
 /* Upvalues: subject, pattern, where to go on, where the last match ended (-1: nowhere). */
 static int next_match(lua_State *L) {
@@ -356,7 +356,7 @@ static int string_gmatch(lua_State *L) {
   return 1;
 }
 
-/* ---- gsub ---------------------------------------------------------------------------------------------------------- */
+/* ---- gsub ------------------------------------------------------------------------------------------------------ */
 
 static void add_text(struct match *m, luaL_Buffer *out, const char *start, const char *end) {
   size_t length;
@@ -443,5 +443,6 @@ static int string_gsub(lua_State *L) {
 }
 
 const luaL_Reg nib_sandbox_patterns[] = {
-  { "find", string_find }, { "match", string_match }, { "gmatch", string_gmatch }, { "gsub", string_gsub }, { NULL, NULL },
+  { "find", string_find }, { "match", string_match }, { "gmatch", string_gmatch }, { "gsub", string_gsub },
+  { NULL, NULL },
 };

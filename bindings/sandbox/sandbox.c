@@ -13,11 +13,11 @@
 NIB_SIZED(nib_sandbox_config, queued_bytes);
 NIB_SIZED(nib_sandbox_values, user);
 
-#define RUNTIME_BYTES ((size_t)8 << 20) /* of a runtime beside its tensors: streams, graphs, handles */
-#define FRESH_BYTES ((size_t)64 << 10)  /* of Lua's memory that are worth a look at the clock */
-#define MOST_MEMORY (SIZE_MAX / 4)
-#define LONG_US ((int64_t)1 << 50)       /* a deadline that only nib_sandbox_cancel brings nearer */
-#define LOOK_US 50                      /* the hook aims at being called as often */
+#define RUNTIME_BYTES ((size_t)8 << 20)  /* of a runtime beside its tensors: streams, graphs, handles */
+#define FRESH_BYTES   ((size_t)64 << 10) /* of Lua's memory that are worth a look at the clock */
+#define MOST_MEMORY   (SIZE_MAX / 4)
+#define LONG_US       ((int64_t)1 << 50) /* a deadline that only nib_sandbox_cancel brings nearer */
+#define LOOK_US       50                 /* the hook aims at being called as often */
 
 /* Keys of the registry, and what stands there. */
 static const char globals_key, state_key, environment_key;
@@ -28,10 +28,11 @@ static int64_t now_us(void) {
   return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
-/* ---- Time -------------------------------------------------------------------------------------------------------- */
+/* ---- Time ------------------------------------------------------------------------------------------------------ */
 
 static bool is_over(const nib_sandbox *sandbox, int64_t now) {
-  return __atomic_load_n(&sandbox->cancelled, __ATOMIC_RELAXED) || (sandbox->deadline_us && now >= sandbox->deadline_us) ||
+  return __atomic_load_n(&sandbox->cancelled, __ATOMIC_RELAXED) ||
+         (sandbox->deadline_us && now >= sandbox->deadline_us) ||
          (sandbox->config.instructions && sandbox->instructions_left <= 0);
 }
 
@@ -46,7 +47,8 @@ static void expire(lua_State *L) {
     sandbox->where[0] = 0;
     for (int i = 0; i < 8 && !sandbox->where[0] && lua_getstack(L, i, &level); i++) {
       lua_getinfo(L, "Sl", &level);
-      if (level.currentline > 0) snprintf(sandbox->where, sizeof sandbox->where, "%s:%d", level.short_src, level.currentline);
+      if (level.currentline > 0)
+        snprintf(sandbox->where, sizeof sandbox->where, "%s:%d", level.short_src, level.currentline);
     }
   }
   lua_sethook(L, hook, LUA_MASKCOUNT, 1); /* nothing runs after it for long */
@@ -76,7 +78,8 @@ static void hook(lua_State *L, lua_Debug *event) {
   sandbox->count = count < 1 ? 1 : count > sandbox->most_count ? sandbox->most_count : (int)count;
   sandbox->looked_us = now;
   if (sandbox->count == passed) return;
-  lua_sethook(L, hook, LUA_MASKCOUNT, sandbox->count); /* walks over all open calls: that time must not ask for more looks */
+  lua_sethook(L, hook, LUA_MASKCOUNT,
+              sandbox->count); /* walks over all open calls: that time must not ask for more looks */
   sandbox->looked_us = now_us();
 }
 
@@ -85,7 +88,7 @@ void nib_sandbox_watch(lua_State *L) {
   if (lua_gethookcount(L) > most) lua_sethook(L, hook, LUA_MASKCOUNT, most);
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Memory ---------------------------------------------------------------------------------------------------- */
 
 static void *host_allocate(const nib_sandbox *sandbox, void *pointer, size_t old_size, size_t new_size) {
   if (sandbox->host.allocate) return sandbox->host.allocate(sandbox->host.user, pointer, old_size, new_size);
@@ -94,18 +97,21 @@ static void *host_allocate(const nib_sandbox *sandbox, void *pointer, size_t old
   return NULL;
 }
 
-/* One instruction compares two strings, which takes long if they are long: the hook looks at the clock more often as long as there
- * are such strings. They stand 8 bytes behind the begin of their block, as no other block does, which tells them at their end. */
+/* One instruction compares two strings, which takes long if they are long: the hook looks at the clock more often as
+ * long as there are such strings. They stand 8 bytes behind the begin of their block, as no other block does, which
+ * tells them at their end. */
 #define LONG_STRING 512
-#define SLOW_BYTES ((size_t)128 << 10) /* of strings that may be compared between two looks */
-#define OFFSET 8
+#define SLOW_BYTES  ((size_t)128 << 10) /* of strings that may be compared between two looks */
+#define OFFSET      8
 _Static_assert(_Alignof(max_align_t) >= 2 * OFFSET || sizeof(void *) < 8, "blocks lie at multiples of 16");
 
-static bool is_long_string(const void *pointer) { return _Alignof(max_align_t) >= 2 * OFFSET && (uintptr_t)pointer % (2 * OFFSET) == OFFSET; }
+static bool is_long_string(const void *pointer) {
+  return _Alignof(max_align_t) >= 2 * OFFSET && (uintptr_t)pointer % (2 * OFFSET) == OFFSET;
+}
 
 static void count_string(nib_sandbox *sandbox, size_t size, int32_t change) {
   int class = 0;
-  while (size >> class > 1) class++;
+  while (size >> class > 1) class ++;
   sandbox->strings[class] += change;
   int longest = NIB_SANDBOX_CLASSES - 1;
   while (longest >= 0 && sandbox->strings[longest] == 0) longest--;
@@ -129,10 +135,12 @@ static void *allocate_string(nib_sandbox *sandbox, size_t size) {
  * instruction then. */
 static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new_size) {
   nib_sandbox *sandbox = user;
-  bool is_string = !pointer && old_size == LUA_TSTRING && new_size >= LONG_STRING && _Alignof(max_align_t) >= 2 * OFFSET;
+  bool is_string =
+    !pointer && old_size == LUA_TSTRING && new_size >= LONG_STRING && _Alignof(max_align_t) >= 2 * OFFSET;
   if (!pointer) old_size = 0; /* it has told what kind of object it is for */
   bool grows = new_size > old_size;
-  bool refused = grows && (new_size > sandbox->lua_block || sandbox->lua_used + (new_size - old_size) > sandbox->lua_most);
+  bool refused =
+    grows && (new_size > sandbox->lua_block || sandbox->lua_used + (new_size - old_size) > sandbox->lua_most);
   if (grows) sandbox->fresh += new_size;
   if (sandbox->running && (refused || sandbox->fresh > FRESH_BYTES) && sandbox->fresh > 0) {
     sandbox->fresh = 0;
@@ -181,7 +189,7 @@ static void parallel_for(void *user, size_t count, void (*body)(void *context, s
   sandbox->host.parallel_for(sandbox->host.user, count, body, context);
 }
 
-/* ---- Compiling --------------------------------------------------------------------------------------------------- */
+/* ---- Compiling ------------------------------------------------------------------------------------------------- */
 
 /* A name that many nested functions must look for takes microseconds: the compiler gets its text in small pieces. */
 static const char *read_piece(lua_State *L, void *user, size_t *length) {
@@ -204,7 +212,7 @@ int nib_sandbox_compile(lua_State *L, nib_sandbox_text *text, const char *name) 
   return status;
 }
 
-/* ---- Calls ------------------------------------------------------------------------------------------------------- */
+/* ---- Calls ----------------------------------------------------------------------------------------------------- */
 
 static nib_status refuse(nib_sandbox *sandbox, nib_status status, const char *operation, const char *message) {
   snprintf(sandbox->error, sizeof sandbox->error, "%s: %s", operation, message);
@@ -216,26 +224,28 @@ static nib_status tell_end(nib_sandbox *sandbox, const char *operation, int64_t 
   if (__atomic_load_n(&sandbox->cancelled, __ATOMIC_RELAXED))
     snprintf(reason, sizeof reason, "expected to finish, was cancelled");
   else if (sandbox->config.instructions && sandbox->instructions_left <= 0)
-    snprintf(reason, sizeof reason, "expected at most %lld instructions, got more", (long long)sandbox->config.instructions);
-  else
-    snprintf(reason, sizeof reason, "expected at most %lld us, took more", (long long)budget_us);
+    snprintf(reason, sizeof reason, "expected at most %lld instructions, got more",
+             (long long)sandbox->config.instructions);
+  else snprintf(reason, sizeof reason, "expected at most %lld us, took more", (long long)budget_us);
   /* What the script had queued goes with the call: it would keep threads busy, and what comes next waiting. */
   char dropped[80] = "";
   int32_t cut = 0;
   if (nib_drop_work(sandbox->runtime, &cut) == NIB_OK && cut > 0)
     snprintf(dropped, sizeof dropped, "; dropped what was queued to write %d tensor%s", (int)cut, cut == 1 ? "" : "s");
-  snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: %s%s%s%s", operation, reason, sandbox->where[0] ? ", at " : "",
-           sandbox->where, dropped);
+  snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: %s%s%s%s", operation, reason,
+           sandbox->where[0] ? ", at " : "", sandbox->where, dropped);
   return NIB_EXPIRED;
 }
 
 /* Runs a C function, with one argument, as a call of the host's. */
-static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction function, void *argument, int64_t budget_us) {
+static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction function, void *argument,
+                      int64_t budget_us) {
   lua_State *L = sandbox->L;
   nib_device *cpu = NULL;
   nib_status usable = nib_device_find(sandbox->runtime, "cpu", &cpu); /* not one that is closed, or the parent's */
   if (usable != NIB_OK) return refuse(sandbox, usable, operation, nib_error(sandbox->runtime));
-  if (sandbox->running) return refuse(sandbox, NIB_STATE, operation, "sandbox: expected one call at a time, got one inside another");
+  if (sandbox->running)
+    return refuse(sandbox, NIB_STATE, operation, "sandbox: expected one call at a time, got one inside another");
   if (budget_us <= 0) {
     snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: expected time to be left, got %lld us", operation,
              (long long)budget_us);
@@ -274,7 +284,8 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   } else if (sandbox->absent) {
     result = refuse(sandbox, NIB_UNAVAILABLE, operation, "function: expected one of that name in the script, got none");
   } else if (status == LUA_ERRMEM) {
-    result = refuse(sandbox, NIB_MEMORY, operation, "memory: expected to stay within the script's limit, got to its end");
+    result =
+      refuse(sandbox, NIB_MEMORY, operation, "memory: expected to stay within the script's limit, got to its end");
   } else if (status != LUA_OK) {
     char other[64];
     snprintf(other, sizeof other, "raised an error that is a %s", luaL_typename(L, -1));
@@ -302,9 +313,9 @@ static void set_allowance(nib_sandbox *sandbox, bool beside) {
   sandbox->lua_most = config->lua_memory;
   if (beside && sandbox->lua_used > sandbox->lua_base) sandbox->lua_most += sandbox->lua_used - sandbox->lua_base;
   sandbox->host_most = sandbox->host_limit + (beside ? sandbox->host_used : 0);
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++)
-    sandbox->module->limits.most[class] = (class == NIB_LUA_STREAM ? config->streams : config->tensors) +
-                                          (beside ? sandbox->module->count[class] : 0);
+  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class ++)
+    sandbox->module->limits.most[class] =
+      (class == NIB_LUA_STREAM ? config->streams : config->tensors) + (beside ? sandbox->module->count[class] : 0);
   nib_set_limits(sandbox->runtime, config->device_memory + device, config->queued_bytes,
                  config->streams + (beside ? sandbox->module->count[NIB_LUA_STREAM] : 0));
 }
@@ -313,10 +324,12 @@ static void set_allowance(nib_sandbox *sandbox, bool beside) {
 static bool is_too_much(const nib_sandbox *sandbox, int32_t times) {
   const nib_sandbox_config *config = &sandbox->config;
   bool too_much = sandbox->lua_used / (size_t)times > config->lua_memory;
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class++)
-    too_much = too_much || sandbox->module->count[class] / times > (class == NIB_LUA_STREAM ? config->streams : config->tensors);
+  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class ++)
+    too_much =
+      too_much || sandbox->module->count[class] / times > (class == NIB_LUA_STREAM ? config->streams : config->tensors);
   for (int32_t i = 0; i < nib_device_count(sandbox->runtime); i++)
-    too_much = too_much || nib_device_memory(nib_device_at(sandbox->runtime, i)).used_bytes / (uint64_t)times > config->device_memory;
+    too_much = too_much || nib_device_memory(nib_device_at(sandbox->runtime, i)).used_bytes / (uint64_t)times >
+                             config->device_memory;
   return too_much;
 }
 
@@ -357,7 +370,8 @@ static int load_script(lua_State *L) {
   bool reloaded = lua_rawgetp(L, LUA_REGISTRYINDEX, &environment_key) != LUA_TNIL;
   lua_settop(L, 0);
   if (reloaded && !sandbox->config.keep_state) collect(L); /* garbage is no reason for more memory */
-  if (!is_too_much(sandbox, 2)) { /* or it would grow with each version that takes what `state` had and fails with an empty one */
+  if (!is_too_much(
+        sandbox, 2)) { /* or it would grow with each version that takes what `state` had and fails with an empty one */
     if (!sandbox->config.keep_state) set_allowance(sandbox, true);
     lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
     load_version(L, script, reloaded);
@@ -375,7 +389,8 @@ static int load_script(lua_State *L) {
   return 0;
 }
 
-nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length, int64_t budget_us) {
+nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length,
+                            int64_t budget_us) {
   struct script script = { name, { source, length, NULL }, false };
   nib_status status = run(sandbox, name, load_script, &script, budget_us);
   if (!sandbox->running && status != NIB_FORKED && status != NIB_CLOSED) {
@@ -411,13 +426,13 @@ static int call_function(lua_State *L) {
   return 0;
 }
 
-nib_status nib_sandbox_call_sized(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values, size_t values_bytes,
-                                  int64_t budget_us) {
+nib_status nib_sandbox_call_sized(nib_sandbox *sandbox, const char *function, const nib_sandbox_values *values,
+                                  size_t values_bytes, int64_t budget_us) {
   struct call call = { function, { NULL, NULL, NULL } };
   char text[180] = "values: ";
   size_t used = strlen(text);
-  if (values && !nib_sized_read(&call.values, sizeof call.values, nib_sandbox_values_least, values, values_bytes, text + used,
-                                sizeof text - used))
+  if (values && !nib_sized_read(&call.values, sizeof call.values, nib_sandbox_values_least, values, values_bytes,
+                                text + used, sizeof text - used))
     return refuse(sandbox, NIB_INVALID, function, text);
   return run(sandbox, function, call_function, &call, budget_us);
 }
@@ -436,7 +451,8 @@ static int extend(lua_State *L) {
   return 0;
 }
 
-nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user, int64_t budget_us) {
+nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user,
+                              int64_t budget_us) {
   struct extension extension = { function, user };
   return run(sandbox, "extend", extend, &extension, budget_us);
 }
@@ -452,7 +468,7 @@ const char *nib_sandbox_error(const nib_sandbox *sandbox) { return sandbox->erro
 nib_runtime *nib_sandbox_runtime(const nib_sandbox *sandbox) { return sandbox->runtime; }
 size_t nib_sandbox_lua_memory(const nib_sandbox *sandbox) { return sandbox->lua_used; }
 
-/* ---- Creating and closing ---------------------------------------------------------------------------------------- */
+/* ---- Creating and closing -------------------------------------------------------------------------------------- */
 
 /* Limits of the module's own objects and loops. */
 static void set_limits(lua_State *L) {
@@ -460,14 +476,15 @@ static void set_limits(lua_State *L) {
   lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state");
   nib_lua_state *state = lua_touserdata(L, -1);
   state->limits = (nib_lua_limits){ .check = nib_sandbox_check, .slice_us = 500, .no_addresses = true };
-  state->limits.most_elements = sandbox->config.device_memory < INT64_MAX ? (int64_t)sandbox->config.device_memory : INT64_MAX;
+  state->limits.most_elements =
+    sandbox->config.device_memory < INT64_MAX ? (int64_t)sandbox->config.device_memory : INT64_MAX;
   sandbox->module = state;
   set_allowance(sandbox, false);
   lua_pop(L, 1);
 }
 
-/* Long buffers live in userdata whose metatable Lua makes when it is first needed, in two steps: if memory ran out between them,
- * none would ever work again in this state. */
+/* Long buffers live in userdata whose metatable Lua makes when it is first needed, in two steps: if memory ran out
+ * between them, none would ever work again in this state. */
 static void make_buffers(lua_State *L) {
   luaL_Buffer buffer;
   luaL_buffinitsize(L, &buffer, 2 * LUAL_BUFFERSIZE);
@@ -495,9 +512,11 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
   nib_sandbox blank = { 0 };
   char text[160]; /* nobody to tell it to */
   if (config) {
-    if (config_bytes >= sizeof config->abi_version && config->abi_version != 0 && config->abi_version != NIB_ABI_VERSION)
+    if (config_bytes >= sizeof config->abi_version && config->abi_version != 0 &&
+        config->abi_version != NIB_ABI_VERSION)
       return NIB_INVALID;
-    if (!nib_sized_read(&blank.config, sizeof blank.config, nib_sandbox_config_least, config, config_bytes, text, sizeof text))
+    if (!nib_sized_read(&blank.config, sizeof blank.config, nib_sandbox_config_least, config, config_bytes, text,
+                        sizeof text))
       return NIB_INVALID;
   }
   if (blank.config.runtime && !nib_sized_read(&blank.host, sizeof blank.host, nib_config_least, blank.config.runtime,
@@ -510,7 +529,8 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
   if (!blank.config.tensors) blank.config.tensors = 10000;
   if (!blank.config.streams) blank.config.streams = 8;
   if (!blank.config.queued_bytes) blank.config.queued_bytes = (uint64_t)256 << 20;
-  if (blank.config.lua_memory > MOST_MEMORY) blank.config.lua_memory = MOST_MEMORY; /* sums stay below their types' ends */
+  if (blank.config.lua_memory > MOST_MEMORY)
+    blank.config.lua_memory = MOST_MEMORY; /* sums stay below their types' ends */
   blank.lua_most = blank.config.lua_memory;
   blank.lua_block = blank.lua_most / 4;
   if (blank.config.device_memory > MOST_MEMORY) blank.config.device_memory = MOST_MEMORY;

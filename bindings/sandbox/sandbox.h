@@ -17,9 +17,10 @@ struct nib_sandbox {
   lua_State *L;
   lua_State *running; /* L or one of its coroutines; NULL between calls */
   size_t lua_used, lua_most, lua_block;
-  size_t fresh; /* bytes of Lua's since the last look at the clock */
-  size_t lua_base;                         /* of lua_used, what every script has */
-  size_t host_used, host_most, host_limit; /* all memory of the runtime; host_most is more while a new version is loaded */
+  size_t fresh;    /* bytes of Lua's since the last look at the clock */
+  size_t lua_base; /* of lua_used, what every script has */
+  size_t host_used, host_most,
+    host_limit; /* all memory of the runtime; host_most is more while a new version is loaded */
   nib_lua_state *module;
   nib_lua_blocks blocks;
   int64_t deadline_us; /* of nib_sandbox_now; 0: none */
@@ -29,10 +30,10 @@ struct nib_sandbox {
   size_t steps;
   int32_t strings[NIB_SANDBOX_CLASSES]; /* long ones alive, by the logarithm of their size */
   int most_count;                       /* what `count` may be beside the longest of them */
-  bool cancelled; /* atomic; it changes together with the runtime's deadline: */
+  bool cancelled;                       /* atomic; it changes together with the runtime's deadline: */
   pthread_mutex_t cancel_lock;
-  bool expired;   /* this call has got its last error; nothing in Lua catches it */
-  bool absent;    /* the function to call is not there */
+  bool expired;               /* this call has got its last error; nothing in Lua catches it */
+  bool absent;                /* the function to call is not there */
   const void *metatables[16]; /* see base.c */
   int next_metatable;
   char where[80];
@@ -49,7 +50,8 @@ static inline nib_sandbox *nib_sandbox_of(lua_State *L) {
 }
 /* Raises the last error if the call's time is over. */
 void nib_sandbox_check(lua_State *L);
-/* For small steps of a loop in C: that, now and then. A step takes as long as some tens of bytes that are looked at one by one. */
+/* For small steps of a loop in C: that, now and then. A step takes as long as some tens of bytes that are looked at one
+ * by one. */
 static inline void nib_sandbox_steps(lua_State *L, size_t steps) {
   nib_sandbox *sandbox = nib_sandbox_of(L);
   sandbox->steps += steps;
@@ -80,8 +82,8 @@ void nib_sandbox_forget_metatables(lua_State *L);
 void nib_sandbox_push_environment(lua_State *L, int globals, int state);
 /* Sets the field `name` of the table on the top of the stack to a new library of these functions, and pushes it. */
 void nib_sandbox_library(lua_State *L, const char *name, const luaL_Reg *functions);
-/* Copies fields of the library `from` (a table at a stack index) to the one on the top; their functions get at most 64 KiB of
- * strings (which may be taken for numbers, each) and 250 arguments, as they are bound. */
+/* Copies fields of the library `from` (a table at a stack index) to the one on the top; their functions get at most 64
+ * KiB of strings (which may be taken for numbers, each) and 250 arguments, as they are bound. */
 enum nib_sandbox_bound { NIB_SANDBOX_FREE, NIB_SANDBOX_TEXT, NIB_SANDBOX_TEXT_AND_COUNT };
 void nib_sandbox_take(lua_State *L, int from, const char *const *names, enum nib_sandbox_bound bound);
 /* Pushes a value as a string, without addresses. */

@@ -9,7 +9,8 @@
 /* Tables, functions and the like as text without their addresses, before Lua's own function sees them. */
 static int string_format(lua_State *L) {
   nib_sandbox_check_arguments(L);
-  if (lua_gettop(L) > MOST_FORMATTED + 1) return luaL_error(L, "expected at most %d values to 'format', got more", MOST_FORMATTED);
+  if (lua_gettop(L) > MOST_FORMATTED + 1)
+    return luaL_error(L, "expected at most %d values to 'format', got more", MOST_FORMATTED);
   size_t length;
   const char *at = luaL_checklstring(L, 1, &length), *end = at + length; /* with zeros in it, maybe */
   for (; (at = memchr(at, '%', (size_t)(end - at))) != NULL; at++) {
@@ -36,7 +37,8 @@ static int string_rep(lua_State *L) {
     return 1;
   }
   size_t most = nib_sandbox_of(L)->lua_block;
-  if (length + gap > most || (lua_Unsigned)count > most / (length + gap) + 1) return luaL_error(L, "resulting string too large");
+  if (length + gap > most || (lua_Unsigned)count > most / (length + gap) + 1)
+    return luaL_error(L, "resulting string too large");
   size_t total = (size_t)count * (length + gap) - gap, done = length + gap;
   luaL_Buffer result;
   char *out = luaL_buffinitsize(L, &result, total + gap); /* with a last separator that is not counted */
@@ -68,8 +70,8 @@ void nib_sandbox_open_string(lua_State *L) {
   lua_pushcclosure(L, string_format, 1);
   lua_setfield(L, -2, "format");
 
-  /* The metatable of strings: scripts get copies of the table that it leads to, never the table. Without the arithmetic of
-   * Lua's own, which converts text of any length in one instruction. */
+  /* The metatable of strings: scripts get copies of the table that it leads to, never the table. Without the arithmetic
+   * of Lua's own, which converts text of any length in one instruction. */
   lua_pushliteral(L, "");
   lua_newtable(L);
   lua_pushvalue(L, -3);

@@ -1,5 +1,5 @@
-/* Lua's library `table` with a look at the clock in every loop: lengths and elements may be a metamethod's, so that a call
- * could go on for ever without an instruction of Lua's. */
+/* Lua's library `table` with a look at the clock in every loop: lengths and elements may be a metamethod's, so that a
+ * call could go on for ever without an instruction of Lua's. */
 #include <limits.h>
 #include <lualib.h>
 
@@ -34,7 +34,8 @@ static int table_insert(lua_State *L) {
 static int table_remove(lua_State *L) {
   check_table(L, 1);
   lua_Integer size = luaL_len(L, 1), position = luaL_optinteger(L, 2, size);
-  if (position != size) luaL_argcheck(L, (lua_Unsigned)position - 1u <= (lua_Unsigned)size, 2, "position out of bounds");
+  if (position != size)
+    luaL_argcheck(L, (lua_Unsigned)position - 1u <= (lua_Unsigned)size, 2, "position out of bounds");
   lua_geti(L, 1, position);
   for (; position < size; position++) move_one(L, 1, position + 1, 1, position);
   lua_pushnil(L);
@@ -72,8 +73,7 @@ static int table_concat(lua_State *L) {
   for (lua_Integer i = first; i <= last; i++) {
     nib_sandbox_step(L);
     lua_geti(L, 1, i);
-    if (!lua_isstring(L, -1))
-      return luaL_error(L, "invalid value (at index %I) in table for 'concat'", (LUAI_UACINT)i);
+    if (!lua_isstring(L, -1)) return luaL_error(L, "invalid value (at index %I) in table for 'concat'", (LUAI_UACINT)i);
     luaL_addvalue(&text);
     if (i == last) break; /* it may be the largest integer */
     luaL_addlstring(&text, separator, length);

@@ -7,7 +7,8 @@ static void atomic_maximum(float *out, float value) {
   typedef uint32_t __attribute__((may_alias)) word;
   word *bits = (word *)out;
   uint32_t mine = nib_bits_from_f32(value), seen = __atomic_load_n(bits, __ATOMIC_RELAXED);
-  while (seen < mine && !__atomic_compare_exchange_n(bits, &seen, mine, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+  while (seen < mine && !__atomic_compare_exchange_n(bits, &seen, mine, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    continue;
 }
 
 /* Items are [num_pages, page_size] tokens. */
@@ -15,8 +16,8 @@ NIB_BODY amax_body(void *argument, int64_t begin, int64_t end) {
   const struct nib_amax_params *p = argument;
   float largest = 0;
   for (int64_t item = begin; item < end; item++) {
-    const uint16_t *token = (const uint16_t *)p->source + item / p->page_size * p->page_stride +
-                            item % p->page_size * p->token_stride;
+    const uint16_t *token =
+      (const uint16_t *)p->source + item / p->page_size * p->page_stride + item % p->page_size * p->token_stride;
     for (int64_t head = 0; head < p->heads; head++) {
       const uint16_t *x = token + head * p->head_stride;
       float amax = p->type == NIB_TYPE_FLOAT16 ? nib_amax(x, p->head_dim, NIB_TYPE_FLOAT16)

@@ -28,10 +28,8 @@ NIB_BODY append_rows(const struct append *task, int32_t type, int64_t begin, int
 
 NIB_BODY append_body(void *argument, int64_t begin, int64_t end) {
   const struct append *task = argument;
-  if (task->params->type == NIB_TYPE_FLOAT16)
-    append_rows(task, NIB_TYPE_FLOAT16, begin, end);
-  else
-    append_rows(task, NIB_TYPE_BFLOAT16, begin, end);
+  if (task->params->type == NIB_TYPE_FLOAT16) append_rows(task, NIB_TYPE_FLOAT16, begin, end);
+  else append_rows(task, NIB_TYPE_BFLOAT16, begin, end);
 }
 NIB_CLONES(append)
 

@@ -14,7 +14,8 @@ NIB_BODY arange_body(void *argument, int64_t begin, int64_t end) {
       for (int64_t i = 0; i < count; i++) run.real[i] = p->start_real + (double)(at + i) * p->step_real;
       NIB_BY_TYPE(p->type, nib_store_run_f64, out, count, run.real)
     } else {
-      for (int64_t i = 0; i < count; i++) run.integer[i] = (int64_t)((uint64_t)p->start + (uint64_t)(at + i) * (uint64_t)p->step);
+      for (int64_t i = 0; i < count; i++)
+        run.integer[i] = (int64_t)((uint64_t)p->start + (uint64_t)(at + i) * (uint64_t)p->step);
       NIB_BY_TYPE(p->type, nib_store_run_i64, out, count, run.integer)
     }
   }

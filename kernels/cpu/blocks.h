@@ -9,8 +9,8 @@
 #define NIB_STEP 8 /* blocks */
 
 /* Elements (float16 or bfloat16) to packed codes by append's rule, their scale bytes to sf[0], sf[1], ... */
-NIB_BODY nib_blocks_quantize(const uint16_t *x, int32_t type, int64_t blocks, float global, uint32_t nan_code, uint8_t *packed,
-                             uint8_t *sf) {
+NIB_BODY nib_blocks_quantize(const uint16_t *x, int32_t type, int64_t blocks, float global, uint32_t nan_code,
+                             uint8_t *packed, uint8_t *sf) {
   for (int64_t done = 0; done < blocks; done += NIB_STEP) {
     int count = (int)(blocks - done < NIB_STEP ? blocks - done : NIB_STEP);
     float amax[NIB_STEP] = { 0 }, inverse[NIB_STEP];

@@ -8,11 +8,11 @@ struct copy {
 };
 
 /* The same dtype keeps every bit: elements are words of its size. */
-#define NIB_MOVE(word)                                                                         \
-  for (int64_t row = 0; row < to_rows.rows; row++)                                             \
-    for (int64_t column = 0; column < to_rows.columns; column++)                               \
-      ((word *)to)[row * to_rows.row_stride + column * to_rows.stride] =                       \
-        ((const word *)from)[row * from_rows.row_stride + column * from_rows.stride]
+#define NIB_MOVE(word)                                               \
+  for (int64_t row = 0; row < to_rows.rows; row++)                   \
+    for (int64_t column = 0; column < to_rows.columns; column++)     \
+  ((word *)to)[row * to_rows.row_stride + column * to_rows.stride] = \
+    ((const word *)from)[row * from_rows.row_stride + column * from_rows.stride]
 
 NIB_BODY move_rows(int64_t size, const char *restrict from, struct nib_rows from_rows, char *restrict to,
                    struct nib_rows to_rows) {
@@ -20,14 +20,10 @@ NIB_BODY move_rows(int64_t size, const char *restrict from, struct nib_rows from
   if (from_rows.stride == 1 && to_rows.stride == 1 && bytes >= 64)
     for (int64_t row = 0; row < to_rows.rows; row++)
       memcpy(to + row * to_rows.row_stride * size, from + row * from_rows.row_stride * size, (size_t)bytes);
-  else if (size == 1)
-    NIB_MOVE(nib_word8);
-  else if (size == 2)
-    NIB_MOVE(nib_word16);
-  else if (size == 4)
-    NIB_MOVE(nib_word32);
-  else
-    NIB_MOVE(nib_word64);
+  else if (size == 1) NIB_MOVE(nib_word8);
+  else if (size == 2) NIB_MOVE(nib_word16);
+  else if (size == 4) NIB_MOVE(nib_word32);
+  else NIB_MOVE(nib_word64);
 }
 
 /* At most NIB_RUN elements. */
@@ -57,10 +53,8 @@ NIB_BODY copy_body(void *argument, int64_t begin, int64_t end) {
     char *to = (char *)p->destination + tile.offset[1] * to_size;
     struct nib_rows from_rows = { tile.rows, tiles->row_stride[0], tile.columns, tiles->column_stride[0] };
     struct nib_rows to_rows = { tile.rows, tiles->row_stride[1], tile.columns, tiles->column_stride[1] };
-    if (p->source_type == p->destination_type)
-      move_rows(from_size, from, from_rows, to, to_rows);
-    else
-      convert_rows(p, from, from_rows, to, to_rows);
+    if (p->source_type == p->destination_type) move_rows(from_size, from, from_rows, to, to_rows);
+    else convert_rows(p, from, from_rows, to, to_rows);
     nib_tile_next(tiles, &tile);
   }
 }

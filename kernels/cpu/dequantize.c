@@ -2,7 +2,8 @@
 #include "../paged.h"
 #include "clones.h"
 
-NIB_BODY dequantize_row(const uint8_t *data, const uint8_t *sf, float global, int32_t type, int64_t blocks, uint16_t *out) {
+NIB_BODY dequantize_row(const uint8_t *data, const uint8_t *sf, float global, int32_t type, int64_t blocks,
+                        uint16_t *out) {
   for (int64_t block = 0; block < blocks; block++)
     nib_block_decode(data + block * NIB_BLOCK_BYTES, nib_e4m3_decode(sf[block]), global, type, out + block * NIB_BLOCK);
 }
@@ -22,20 +23,18 @@ NIB_BODY dequantize_tokens(const struct nib_dequantize_params *p, int32_t type, 
     uint16_t *out_k = (uint16_t *)p->out_k + item * p->heads * p->k_head_dim;
     uint16_t *out_v = (uint16_t *)p->out_v + item * p->heads * p->v_head_dim;
     for (int64_t head = 0; head < p->heads; head++) {
-      dequantize_row(nib_paged_row(&p->k_cache, page, entry, head), nib_paged_row(&p->k_sf, page, entry, head), k_scale, type,
-                     p->k_head_dim / NIB_BLOCK, out_k + head * p->k_head_dim);
-      dequantize_row(nib_paged_row(&p->v_cache, page, entry, head), nib_paged_row(&p->v_sf, page, entry, head), v_scale, type,
-                     p->v_head_dim / NIB_BLOCK, out_v + head * p->v_head_dim);
+      dequantize_row(nib_paged_row(&p->k_cache, page, entry, head), nib_paged_row(&p->k_sf, page, entry, head), k_scale,
+                     type, p->k_head_dim / NIB_BLOCK, out_k + head * p->k_head_dim);
+      dequantize_row(nib_paged_row(&p->v_cache, page, entry, head), nib_paged_row(&p->v_sf, page, entry, head), v_scale,
+                     type, p->v_head_dim / NIB_BLOCK, out_v + head * p->v_head_dim);
     }
   }
 }
 
 NIB_BODY dequantize_body(void *argument, int64_t begin, int64_t end) {
   const struct nib_dequantize_params *p = argument;
-  if (p->type == NIB_TYPE_FLOAT16)
-    dequantize_tokens(p, NIB_TYPE_FLOAT16, begin, end);
-  else
-    dequantize_tokens(p, NIB_TYPE_BFLOAT16, begin, end);
+  if (p->type == NIB_TYPE_FLOAT16) dequantize_tokens(p, NIB_TYPE_FLOAT16, begin, end);
+  else dequantize_tokens(p, NIB_TYPE_BFLOAT16, begin, end);
 }
 NIB_CLONES(dequantize)
 

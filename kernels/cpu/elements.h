@@ -13,51 +13,47 @@ struct nib_rows {
 };
 
 /* Calls each(TYPE, ...) with the dtype as a constant, so that the compiler makes one plain loop of each. */
-#define NIB_BY_TYPE(type, each, ...)                                               \
-  switch (type) {                                                                  \
-  case NIB_TYPE_FLOAT32: each(NIB_TYPE_FLOAT32, __VA_ARGS__); break;               \
-  case NIB_TYPE_FLOAT16: each(NIB_TYPE_FLOAT16, __VA_ARGS__); break;               \
-  case NIB_TYPE_BFLOAT16: each(NIB_TYPE_BFLOAT16, __VA_ARGS__); break;             \
-  case NIB_TYPE_FLOAT8_E4M3FN: each(NIB_TYPE_FLOAT8_E4M3FN, __VA_ARGS__); break;   \
-  case NIB_TYPE_UINT8: each(NIB_TYPE_UINT8, __VA_ARGS__); break;                   \
-  case NIB_TYPE_INT8: each(NIB_TYPE_INT8, __VA_ARGS__); break;                     \
-  case NIB_TYPE_UINT16: each(NIB_TYPE_UINT16, __VA_ARGS__); break;                 \
-  case NIB_TYPE_INT32: each(NIB_TYPE_INT32, __VA_ARGS__); break;                   \
-  default: each(NIB_TYPE_INT64, __VA_ARGS__); break;                               \
+#define NIB_BY_TYPE(type, each, ...)                                             \
+  switch (type) {                                                                \
+  case NIB_TYPE_FLOAT32: each(NIB_TYPE_FLOAT32, __VA_ARGS__); break;             \
+  case NIB_TYPE_FLOAT16: each(NIB_TYPE_FLOAT16, __VA_ARGS__); break;             \
+  case NIB_TYPE_BFLOAT16: each(NIB_TYPE_BFLOAT16, __VA_ARGS__); break;           \
+  case NIB_TYPE_FLOAT8_E4M3FN: each(NIB_TYPE_FLOAT8_E4M3FN, __VA_ARGS__); break; \
+  case NIB_TYPE_UINT8: each(NIB_TYPE_UINT8, __VA_ARGS__); break;                 \
+  case NIB_TYPE_INT8: each(NIB_TYPE_INT8, __VA_ARGS__); break;                   \
+  case NIB_TYPE_UINT16: each(NIB_TYPE_UINT16, __VA_ARGS__); break;               \
+  case NIB_TYPE_INT32: each(NIB_TYPE_INT32, __VA_ARGS__); break;                 \
+  default: each(NIB_TYPE_INT64, __VA_ARGS__); break;                             \
   }
 
-/* For every element of `rows`, `at` its offset and `i` its place in flight. Long compact rows have their own loop, which the
- * compiler can turn into vector code. */
-#define NIB_FOR_ELEMENTS(statement)                                                \
-  for (int64_t row = 0; row < rows.rows; row++) {                                  \
-    int64_t first = row * rows.row_stride, place = row * rows.columns;             \
-    if (rows.stride == 1 && rows.columns >= 16)                                    \
-      for (int64_t column = 0; column < rows.columns; column++) {                  \
-        const int64_t at = first + column, i = place + column;                     \
-        statement;                                                                 \
-      }                                                                            \
-    else                                                                           \
-      for (int64_t column = 0; column < rows.columns; column++) {                  \
-        const int64_t at = first + column * rows.stride, i = place + column;       \
-        statement;                                                                 \
-      }                                                                            \
+/* For every element of `rows`, `at` its offset and `i` its place in flight. Long compact rows have their own loop,
+ * which the compiler can turn into vector code. */
+#define NIB_FOR_ELEMENTS(statement)                                          \
+  for (int64_t row = 0; row < rows.rows; row++) {                            \
+    int64_t first = row * rows.row_stride, place = row * rows.columns;       \
+    if (rows.stride == 1 && rows.columns >= 16)                              \
+      for (int64_t column = 0; column < rows.columns; column++) {            \
+        const int64_t at = first + column, i = place + column;               \
+        statement;                                                           \
+      }                                                                      \
+    else                                                                     \
+      for (int64_t column = 0; column < rows.columns; column++) {            \
+        const int64_t at = first + column * rows.stride, i = place + column; \
+        statement;                                                           \
+      }                                                                      \
   }
 
-NIB_BODY nib_load_rows_f32(int32_t type, const void *restrict data, struct nib_rows rows, float *restrict out) {
-  NIB_FOR_ELEMENTS(out[i] = nib_load_f32(data, at, type))
-}
+NIB_BODY nib_load_rows_f32(int32_t type, const void *restrict data, struct nib_rows rows,
+                           float *restrict out){ NIB_FOR_ELEMENTS(out[i] = nib_load_f32(data, at, type)) }
 
-NIB_BODY nib_load_rows_i64(int32_t type, const void *restrict data, struct nib_rows rows, int64_t *restrict out) {
-  NIB_FOR_ELEMENTS(out[i] = nib_load_i64(data, at, type))
-}
+NIB_BODY nib_load_rows_i64(int32_t type, const void *restrict data, struct nib_rows rows,
+                           int64_t *restrict out){ NIB_FOR_ELEMENTS(out[i] = nib_load_i64(data, at, type)) }
 
-NIB_BODY nib_store_rows_f32(int32_t type, void *restrict data, struct nib_rows rows, const float *restrict in) {
-  NIB_FOR_ELEMENTS(nib_store_f32(data, at, type, in[i]))
-}
+NIB_BODY nib_store_rows_f32(int32_t type, void *restrict data, struct nib_rows rows,
+                            const float *restrict in){ NIB_FOR_ELEMENTS(nib_store_f32(data, at, type, in[i])) }
 
-NIB_BODY nib_store_rows_i64(int32_t type, void *restrict data, struct nib_rows rows, const int64_t *restrict in) {
-  NIB_FOR_ELEMENTS(nib_store_i64(data, at, type, in[i]))
-}
+NIB_BODY nib_store_rows_i64(int32_t type, void *restrict data, struct nib_rows rows,
+                            const int64_t *restrict in){ NIB_FOR_ELEMENTS(nib_store_i64(data, at, type, in[i])) }
 
 /* Compact runs. */
 

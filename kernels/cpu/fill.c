@@ -7,14 +7,14 @@ struct fill {
   struct nib_tiles tiles;
 };
 
-#define NIB_FILL(word)                                                                         \
-  for (int64_t row = 0; row < rows.rows; row++)                                                \
-    if (rows.stride == 1)                                                                      \
-      for (int64_t column = 0; column < rows.columns; column++)                                \
-        ((word *)to)[row * rows.row_stride + column] = (word)bits;                             \
-    else                                                                                       \
-      for (int64_t column = 0; column < rows.columns; column++)                                \
-        ((word *)to)[row * rows.row_stride + column * rows.stride] = (word)bits
+#define NIB_FILL(word)                                             \
+  for (int64_t row = 0; row < rows.rows; row++)                    \
+    if (rows.stride == 1)                                          \
+      for (int64_t column = 0; column < rows.columns; column++)    \
+        ((word *)to)[row * rows.row_stride + column] = (word)bits; \
+    else                                                           \
+      for (int64_t column = 0; column < rows.columns; column++)    \
+      ((word *)to)[row * rows.row_stride + column * rows.stride] = (word)bits
 
 static void fill_rows(int64_t size, void *to, struct nib_rows rows, uint64_t bits) {
   if (size == 1) {

@@ -4,9 +4,9 @@
 
 #include "../params.h"
 
-/* Threads to spread one kernel over. `run` calls body(argument, begin, end) on disjoint ranges that cover 0..count-1, each
- * at least `grain` long but for the last, on any of the team's threads, and returns when all have returned. Bodies must not
- * depend on their order. */
+/* Threads to spread one kernel over. `run` calls body(argument, begin, end) on disjoint ranges that cover 0..count-1,
+ * each at least `grain` long but for the last, on any of the team's threads, and returns when all have returned. Bodies
+ * must not depend on their order. */
 struct nib_cpu_team {
   void (*run)(void *context, int64_t count, int64_t grain, void (*body)(void *argument, int64_t begin, int64_t end),
               void *argument);

@@ -59,8 +59,8 @@ static void materialize_planes(void *argument, int64_t begin, int64_t end) {
     memset(out, 0, plane);
     int64_t table_row = p->table_kv_stride ? 2 * b + is_value : b;
     if (head == 0)
-      nib_fault_raise(p->fault, NIB_OPERATION_MATERIALIZE, NIB_CONTENT_BLOCK_TABLES, table_row * p->table_columns + column, 0,
-                      page, 0);
+      nib_fault_raise(p->fault, NIB_OPERATION_MATERIALIZE, NIB_CONTENT_BLOCK_TABLES,
+                      table_row * p->table_columns + column, 0, page, 0);
   }
 }
 
@@ -92,11 +92,11 @@ void nib_cpu_materialize(const void *params, const struct nib_cpu_team *team) {
   const struct nib_materialize_params *p = params;
   struct materialize task;
   int64_t plane = p->page_size * p->head_dim;
-  if (p->heads > 0 && plane > 0)
-    memset(p->out, 0, (size_t)(2 * p->heads * plane)); /* the zero page */
+  if (p->heads > 0 && plane > 0) memset(p->out, 0, (size_t)(2 * p->heads * plane)); /* the zero page */
   for (int64_t b = 0; b < p->batch; b++) materialize_table_row(p, b);
   if (p->batch <= 0 || p->max_pages <= 0 || p->heads <= 0 || plane <= 0) return;
   task.params = p;
   fill_products(task.product);
-  team->run(team->context, p->batch * p->max_pages * 2 * p->heads, nib_cpu_grain(plane * 3 / 2), materialize_planes, &task);
+  team->run(team->context, p->batch * p->max_pages * 2 * p->heads, nib_cpu_grain(plane * 3 / 2), materialize_planes,
+            &task);
 }

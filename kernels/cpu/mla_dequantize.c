@@ -27,5 +27,6 @@ NIB_CLONES(mla_dequantize)
 void nib_cpu_mla_dequantize(const void *params, const struct nib_cpu_team *team) {
   struct nib_mla_dequantize_params p = *(const struct nib_mla_dequantize_params *)params;
   if (p.count <= 0 || p.page_size <= 0) return;
-  team->run(team->context, p.count, nib_cpu_grain(NIB_MLA_DIM * (int64_t)sizeof(uint16_t)), NIB_PICK(mla_dequantize), &p);
+  team->run(team->context, p.count, nib_cpu_grain(NIB_MLA_DIM * (int64_t)sizeof(uint16_t)), NIB_PICK(mla_dequantize),
+            &p);
 }

@@ -22,16 +22,18 @@ NIB_BODY quantize_row(const struct quantize_cache *task, int32_t type, int64_t p
     return;
   }
   if (!p->interleaved) {
-    nib_blocks_quantize(x, type, blocks, task->global, NIB_APPEND_NAN_CODE, data, nib_paged_row(&p->sf, page, token, head));
+    nib_blocks_quantize(x, type, blocks, task->global, NIB_APPEND_NAN_CODE, data,
+                        nib_paged_row(&p->sf, page, token, head));
     return;
   }
   for (int64_t done = 0; done < blocks; done += NIB_RUN_BLOCKS) {
     int64_t count = blocks - done < NIB_RUN_BLOCKS ? blocks - done : NIB_RUN_BLOCKS;
     uint8_t sf[NIB_RUN_BLOCKS];
-    nib_blocks_quantize(x + done * NIB_BLOCK, type, count, task->global, NIB_APPEND_NAN_CODE, data + done * NIB_BLOCK_BYTES, sf);
+    nib_blocks_quantize(x + done * NIB_BLOCK, type, count, task->global, NIB_APPEND_NAN_CODE,
+                        data + done * NIB_BLOCK_BYTES, sf);
     for (int64_t i = 0; i < count; i++)
-      nib_paged_row(&p->sf, page, nib_interleaved_row(token, done + i, blocks), head)
-        [nib_interleaved_column(token, done + i, blocks)] = sf[i];
+      nib_paged_row(&p->sf, page, nib_interleaved_row(token, done + i, blocks),
+                    head)[nib_interleaved_column(token, done + i, blocks)] = sf[i];
   }
 }
 
@@ -39,15 +41,14 @@ NIB_BODY quantize_row(const struct quantize_cache *task, int32_t type, int64_t p
 NIB_BODY quantize_tokens(const struct quantize_cache *task, int32_t type, int64_t begin, int64_t end) {
   const struct nib_quantize_cache_params *p = task->params;
   for (int64_t item = begin; item < end; item++)
-    for (int64_t head = 0; head < p->heads; head++) quantize_row(task, type, item / p->page_size, item % p->page_size, head);
+    for (int64_t head = 0; head < p->heads; head++)
+      quantize_row(task, type, item / p->page_size, item % p->page_size, head);
 }
 
 NIB_BODY quantize_cache_body(void *argument, int64_t begin, int64_t end) {
   const struct quantize_cache *task = argument;
-  if (task->params->type == NIB_TYPE_FLOAT16)
-    quantize_tokens(task, NIB_TYPE_FLOAT16, begin, end);
-  else
-    quantize_tokens(task, NIB_TYPE_BFLOAT16, begin, end);
+  if (task->params->type == NIB_TYPE_FLOAT16) quantize_tokens(task, NIB_TYPE_FLOAT16, begin, end);
+  else quantize_tokens(task, NIB_TYPE_BFLOAT16, begin, end);
 }
 NIB_CLONES(quantize_cache)
 
@@ -62,7 +63,8 @@ static void raise_infinity(const struct nib_quantize_cache_params *p) {
   for (int64_t page = 0; page < p->num_pages; page++)
     for (int64_t i = 0; i < outer; i++)
       for (int64_t j = 0; j < inner; j++) {
-        const uint16_t *x = (const uint16_t *)p->source + page * p->source_page_stride + i * outer_stride + j * inner_stride;
+        const uint16_t *x =
+          (const uint16_t *)p->source + page * p->source_page_stride + i * outer_stride + j * inner_stride;
         for (int64_t k = 0; k < p->head_dim; k++, index++)
           if ((x[k] & 0x7FFF) == infinity) {
             nib_fault_raise(p->fault, NIB_OPERATION_QUANTIZE_CACHE, (uint32_t)p->amax_content, index, 1, 0,
@@ -78,8 +80,7 @@ void nib_cpu_quantize_cache(const void *params, const struct nib_cpu_team *team)
   struct quantize_cache task = { p, 1.0f / global_sf, 0 };
   *p->out_scale = nib_f32_canonical(task.global);
   task.refused = !nib_scale_is_valid(global_sf) || !nib_scale_is_valid(task.global);
-  if (task.refused && p->amax)
-    raise_infinity(p);
+  if (task.refused && p->amax) raise_infinity(p);
   else if (task.refused)
     nib_fault_raise(p->fault, NIB_OPERATION_QUANTIZE_CACHE, (uint32_t)p->scale_content, 0, 1, 0, global_sf);
   if (p->num_pages > 0 && p->page_size > 0 && p->heads > 0 && p->head_dim > 0)

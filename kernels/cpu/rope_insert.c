@@ -7,8 +7,8 @@ NIB_BODY rotate(uint16_t *x, const float *cos_sin) {
     nib_rope_pair(&x[2 * pair], &x[2 * pair + 1], cos_sin[pair], cos_sin[NIB_MLA_ROPE / 2 + pair]);
 }
 
-/* The table row by which token `row` rotates: that of its position, or of the first of the `ratio` positions it shares a
- * record with. NULL, and a fault, when the position is outside the table. */
+/* The table row by which token `row` rotates: that of its position, or of the first of the `ratio` positions it shares
+ * a record with. NULL, and a fault, when the position is outside the table. */
 static const float *table_row(const struct nib_rope_insert_params *p, int64_t row, int64_t ratio) {
   int64_t position = p->positions[row];
   if (position < 0 || position >= p->max_position) {
@@ -28,10 +28,8 @@ NIB_BODY write_query(const struct nib_rope_insert_params *p, int64_t row, int64_
   if (!in_place) memcpy(out, p->q + (row * p->heads + head) * NIB_MLA_DIM, NIB_MLA_DIM * sizeof *out);
   if (!p->rotate_q) return;
   const float *cos_sin = table_row(p, row, 1);
-  if (cos_sin)
-    rotate(out + NIB_MLA_NOPE, cos_sin);
-  else
-    memset(out + NIB_MLA_NOPE, 0, NIB_MLA_ROPE * sizeof *out);
+  if (cos_sin) rotate(out + NIB_MLA_NOPE, cos_sin);
+  else memset(out + NIB_MLA_NOPE, 0, NIB_MLA_ROPE * sizeof *out);
 }
 
 NIB_BODY insert_row(const struct nib_rope_insert_params *p, int64_t row) {

@@ -2,7 +2,8 @@
 #include "../paged.h"
 #include "clones.h"
 
-/* Four tokens of one head: quarter q of the four linear rows, read column by column, is row q of the interleaved ones. */
+/* Four tokens of one head: quarter q of the four linear rows, read column by column, is row q of the interleaved
+ * ones. */
 NIB_BODY interleave(const uint8_t *linear, int64_t linear_stride, uint8_t *interleaved, int64_t interleaved_stride,
                     int64_t quarter) {
   for (int64_t q = 0; q < 4; q++) {
@@ -41,8 +42,7 @@ NIB_BODY swizzle_body(void *argument, int64_t begin, int64_t end) {
       uint8_t *destination = nib_paged_row(&p->destination, item / groups, item % groups * 4, head);
       if (p->inverse)
         linearize(source, p->source.token_stride, destination, p->destination.token_stride, p->blocks / 4);
-      else
-        interleave(source, p->source.token_stride, destination, p->destination.token_stride, p->blocks / 4);
+      else interleave(source, p->source.token_stride, destination, p->destination.token_stride, p->blocks / 4);
     }
   }
 }
@@ -51,5 +51,6 @@ NIB_CLONES(swizzle)
 void nib_cpu_swizzle(const void *params, const struct nib_cpu_team *team) {
   struct nib_swizzle_params p = *(const struct nib_swizzle_params *)params;
   if (p.num_pages <= 0 || p.heads <= 0 || p.page_size < 4 || p.blocks < 4) return;
-  team->run(team->context, p.num_pages * (p.page_size / 4), nib_cpu_grain(p.heads * p.blocks * 8), NIB_PICK(swizzle), &p);
+  team->run(team->context, p.num_pages * (p.page_size / 4), nib_cpu_grain(p.heads * p.blocks * 8), NIB_PICK(swizzle),
+            &p);
 }

@@ -1,5 +1,5 @@
-/* Walking one or two strided tensors of equal sizes in tiles of their two innermost dimensions, in parallel. A tile is small
- * enough that a side which jumps (a transposition) still finds its cache lines there for the tile's next row. */
+/* Walking one or two strided tensors of equal sizes in tiles of their two innermost dimensions, in parallel. A tile is
+ * small enough that a side which jumps (a transposition) still finds its cache lines there for the tile's next row. */
 #ifndef NIB_CPU_TILES_H
 #define NIB_CPU_TILES_H
 

@@ -2,8 +2,7 @@
 #include "kernel.cuh"
 
 /* A piece is 8 elements of a row of heads * head_dim (or fewer) elements without a gap. */
-template <bool NARROW>
-__device__ __forceinline__ void amax(const struct nib_amax_params &p, int32_t type) {
+template <bool NARROW> __device__ __forceinline__ void amax(const struct nib_amax_params &p, int32_t type) {
   int swapped = p.token_stride < p.head_stride; /* the dimension whose elements lie closer goes inside */
   int64_t outer = swapped ? p.heads : p.page_size, outer_stride = swapped ? p.head_stride : p.token_stride;
   int64_t inner = swapped ? p.page_size : p.heads, inner_stride = swapped ? p.token_stride : p.head_stride;
@@ -18,7 +17,8 @@ __device__ __forceinline__ void amax(const struct nib_amax_params &p, int32_t ty
     int64_t row = at < steps ? 0 : nib_divide(at, steps), step = at - row * steps;
     int64_t rest = nib_divide(row, inner), i = row - rest * inner;
     int64_t page = nib_divide(rest, outer), o = rest - page * outer;
-    const uint16_t *x = (const uint16_t *)p.source + page * p.page_stride + o * outer_stride + i * inner_stride + step * STEP;
+    const uint16_t *x =
+      (const uint16_t *)p.source + page * p.page_stride + o * outer_stride + i * inner_stride + step * STEP;
     uint32_t bits;
     int has_nan;
     if (NARROW) {
@@ -41,14 +41,8 @@ __device__ __forceinline__ void amax(const struct nib_amax_params &p, int32_t ty
 }
 
 /* 16-byte loads. */
-NIB_ENTRY(amax_bf16, 256, 6, nib_amax_params) {
-  amax<false>(p, NIB_TYPE_BFLOAT16);
-}
+NIB_ENTRY(amax_bf16, 256, 6, nib_amax_params) { amax<false>(p, NIB_TYPE_BFLOAT16); }
 
-NIB_ENTRY(amax_f16, 256, 6, nib_amax_params) {
-  amax<false>(p, NIB_TYPE_FLOAT16);
-}
+NIB_ENTRY(amax_f16, 256, 6, nib_amax_params) { amax<false>(p, NIB_TYPE_FLOAT16); }
 
-NIB_ENTRY(amax_narrow, 256, 4, nib_amax_params) {
-  amax<true>(p, p.type);
-}
+NIB_ENTRY(amax_narrow, 256, 4, nib_amax_params) { amax<true>(p, p.type); }

@@ -65,8 +65,7 @@ __device__ __forceinline__ void append(const struct nib_append_params &p, int32_
 /* Few rows, spread over as many threads as there are half blocks of K and of V. The two threads of a block are
  * neighbours. blockIdx.z and x of a thread are in half blocks; the lowest bit of blockIdx.z is 0 for K and 1 for V,
  * which have code of their own, since choosing fields of the params by an index is slow. */
-template <int IS_VALUE>
-__device__ __forceinline__ void append_few_of(const struct nib_append_params &p, int32_t type) {
+template <int IS_VALUE> __device__ __forceinline__ void append_few_of(const struct nib_append_params &p, int32_t type) {
   uint32_t halves = (uint32_t)(p.head_dim / (NIB_BLOCK / 2));
   uint32_t row = blockIdx.x * blockDim.z + threadIdx.z, head = blockIdx.y * blockDim.y + threadIdx.y;
   uint32_t half = (blockIdx.z >> 1) * blockDim.x + threadIdx.x;
@@ -86,8 +85,8 @@ __device__ __forceinline__ void append_few_of(const struct nib_append_params &p,
   float amax = nib_pair_amax(nib_amax_words<4>(word, type, &has_nan), &has_nan);
   struct nib_block_scale scale = nib_block_scale(amax, IS_VALUE ? v_scale : k_scale);
   uint32_t codes = nib_block_is_small(amax, has_nan, scale.inverse)
-                       ? nib_words_encode_small(word, type, scale.inverse)
-                       : nib_words_encode(word, type, scale.inverse, NIB_APPEND_NAN_CODE);
+                     ? nib_words_encode_small(word, type, scale.inverse)
+                     : nib_words_encode(word, type, scale.inverse, NIB_APPEND_NAN_CODE);
   int scales_valid = nib_scale_is_valid(k_scale) && nib_scale_is_valid(v_scale);
   stored &= slot.valid & scales_valid;
   struct nib_paged cache = IS_VALUE ? p.v_cache : p.k_cache, sf = IS_VALUE ? p.v_sf : p.k_sf;
@@ -97,10 +96,8 @@ __device__ __forceinline__ void append_few_of(const struct nib_append_params &p,
 }
 
 static __device__ __forceinline__ void append_few(const struct nib_append_params &p, int32_t type) {
-  if (blockIdx.z % 2)
-    append_few_of<1>(p, type);
-  else
-    append_few_of<0>(p, type);
+  if (blockIdx.z % 2) append_few_of<1>(p, type);
+  else append_few_of<0>(p, type);
 }
 
 /* Thread blocks per multiprocessor; SM120's code takes a few registers more. */
@@ -112,33 +109,19 @@ static __device__ __forceinline__ void append_few(const struct nib_append_params
 
 /* 16-byte loads of K and V, 8-byte stores of codes; fewer than 2^31 slots. For many rows: the second head's loads
  * hide the first one's arithmetic. */
-NIB_ENTRY(append_bf16, 128, BLOCKS, nib_append_params) {
-  append<false, 2, uint32_t>(p, NIB_TYPE_BFLOAT16);
-}
+NIB_ENTRY(append_bf16, 128, BLOCKS, nib_append_params) { append<false, 2, uint32_t>(p, NIB_TYPE_BFLOAT16); }
 
-NIB_ENTRY(append_f16, 128, BLOCKS, nib_append_params) {
-  append<false, 2, uint32_t>(p, NIB_TYPE_FLOAT16);
-}
+NIB_ENTRY(append_f16, 128, BLOCKS, nib_append_params) { append<false, 2, uint32_t>(p, NIB_TYPE_FLOAT16); }
 
 /* The same for one head. */
-NIB_ENTRY(append_one_bf16, 128, 8, nib_append_params) {
-  append<false, 1, uint32_t>(p, NIB_TYPE_BFLOAT16);
-}
+NIB_ENTRY(append_one_bf16, 128, 8, nib_append_params) { append<false, 1, uint32_t>(p, NIB_TYPE_BFLOAT16); }
 
-NIB_ENTRY(append_one_f16, 128, 8, nib_append_params) {
-  append<false, 1, uint32_t>(p, NIB_TYPE_FLOAT16);
-}
+NIB_ENTRY(append_one_f16, 128, 8, nib_append_params) { append<false, 1, uint32_t>(p, NIB_TYPE_FLOAT16); }
 
 /* The same for few rows. */
-NIB_ENTRY(append_few_bf16, 64, 8, nib_append_params) {
-  append_few(p, NIB_TYPE_BFLOAT16);
-}
+NIB_ENTRY(append_few_bf16, 64, 8, nib_append_params) { append_few(p, NIB_TYPE_BFLOAT16); }
 
-NIB_ENTRY(append_few_f16, 64, 8, nib_append_params) {
-  append_few(p, NIB_TYPE_FLOAT16);
-}
+NIB_ENTRY(append_few_f16, 64, 8, nib_append_params) { append_few(p, NIB_TYPE_FLOAT16); }
 
 /* Any alignment, any size. */
-NIB_ENTRY(append_narrow, 128, 4, nib_append_params) {
-  append<true, 1, int64_t>(p, p.type);
-}
+NIB_ENTRY(append_narrow, 128, 4, nib_append_params) { append<true, 1, int64_t>(p, p.type); }

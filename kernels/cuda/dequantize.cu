@@ -9,8 +9,8 @@ struct dequantize_side {
   float global;
 };
 
-static __device__ __forceinline__ struct dequantize_side
-dequantize_side_of(const struct nib_dequantize_params &p, int is_value) {
+static __device__ __forceinline__ struct dequantize_side dequantize_side_of(const struct nib_dequantize_params &p,
+                                                                            int is_value) {
   struct dequantize_side side;
   side.cache = is_value ? p.v_cache : p.k_cache;
   side.sf = is_value ? p.v_sf : p.k_sf;
@@ -27,7 +27,7 @@ template <bool NARROW, int HEADS, class INDEX, int IS_VALUE>
 __device__ __forceinline__ void dequantize_of(const struct nib_dequantize_params &p, int32_t type) {
   int64_t request = (int64_t)(blockIdx.z / 2) * gridDim.y + blockIdx.y;
   uint32_t at = blockIdx.x * blockDim.z + threadIdx.z; /* seq_lens are int32: a token that counts has a 32-bit index */
-  if (request >= p.batch || at >= p.max_seq_len) /* the table has a column for each token up to max_seq_len */
+  if (request >= p.batch || at >= p.max_seq_len)       /* the table has a column for each token up to max_seq_len */
     return;
   struct dequantize_side side = dequantize_side_of(p, IS_VALUE);
   INDEX entry, column = nib_column_of<INDEX>(at, p.page_size, &entry);
@@ -63,10 +63,8 @@ __device__ __forceinline__ void dequantize_of(const struct nib_dequantize_params
 /* K and V have code of their own, since choosing fields of the params by an index is slow. */
 template <bool NARROW, int HEADS, class INDEX>
 __device__ __forceinline__ void dequantize(const struct nib_dequantize_params &p, int32_t type) {
-  if (blockIdx.z % 2)
-    dequantize_of<NARROW, HEADS, INDEX, 1>(p, type);
-  else
-    dequantize_of<NARROW, HEADS, INDEX, 0>(p, type);
+  if (blockIdx.z % 2) dequantize_of<NARROW, HEADS, INDEX, 1>(p, type);
+  else dequantize_of<NARROW, HEADS, INDEX, 0>(p, type);
 }
 
 /* Few tokens, spread over as many threads as there are half blocks of K and V. No branch stands before the stores,
@@ -98,40 +96,24 @@ __device__ __forceinline__ void dequantize_few_of(const struct nib_dequantize_pa
 }
 
 static __device__ __forceinline__ void dequantize_few(const struct nib_dequantize_params &p, int32_t type) {
-  if (blockIdx.z % 2)
-    dequantize_few_of<1>(p, type);
-  else
-    dequantize_few_of<0>(p, type);
+  if (blockIdx.z % 2) dequantize_few_of<1>(p, type);
+  else dequantize_few_of<0>(p, type);
 }
 
 /* 4-byte loads of codes, 16-byte stores; fewer than 2^31 slots. */
-NIB_ENTRY(dequantize_bf16, 128, 10, nib_dequantize_params) {
-  dequantize<false, 4, uint32_t>(p, NIB_TYPE_BFLOAT16);
-}
+NIB_ENTRY(dequantize_bf16, 128, 10, nib_dequantize_params) { dequantize<false, 4, uint32_t>(p, NIB_TYPE_BFLOAT16); }
 
-NIB_ENTRY(dequantize_f16, 128, 10, nib_dequantize_params) {
-  dequantize<false, 4, uint32_t>(p, NIB_TYPE_FLOAT16);
-}
+NIB_ENTRY(dequantize_f16, 128, 10, nib_dequantize_params) { dequantize<false, 4, uint32_t>(p, NIB_TYPE_FLOAT16); }
 
 /* The same for one or two heads. */
-NIB_ENTRY(dequantize_one_bf16, 128, 12, nib_dequantize_params) {
-  dequantize<false, 1, uint32_t>(p, NIB_TYPE_BFLOAT16);
-}
+NIB_ENTRY(dequantize_one_bf16, 128, 12, nib_dequantize_params) { dequantize<false, 1, uint32_t>(p, NIB_TYPE_BFLOAT16); }
 
-NIB_ENTRY(dequantize_one_f16, 128, 12, nib_dequantize_params) {
-  dequantize<false, 1, uint32_t>(p, NIB_TYPE_FLOAT16);
-}
+NIB_ENTRY(dequantize_one_f16, 128, 12, nib_dequantize_params) { dequantize<false, 1, uint32_t>(p, NIB_TYPE_FLOAT16); }
 
 /* The same for few tokens. */
-NIB_ENTRY(dequantize_few_bf16, 64, 8, nib_dequantize_params) {
-  dequantize_few(p, NIB_TYPE_BFLOAT16);
-}
+NIB_ENTRY(dequantize_few_bf16, 64, 8, nib_dequantize_params) { dequantize_few(p, NIB_TYPE_BFLOAT16); }
 
-NIB_ENTRY(dequantize_few_f16, 64, 8, nib_dequantize_params) {
-  dequantize_few(p, NIB_TYPE_FLOAT16);
-}
+NIB_ENTRY(dequantize_few_f16, 64, 8, nib_dequantize_params) { dequantize_few(p, NIB_TYPE_FLOAT16); }
 
 /* Any alignment, any size. */
-NIB_ENTRY(dequantize_narrow, 128, 4, nib_dequantize_params) {
-  dequantize<true, 1, int64_t>(p, p.type);
-}
+NIB_ENTRY(dequantize_narrow, 128, 4, nib_dequantize_params) { dequantize<true, 1, int64_t>(p, p.type); }

@@ -95,8 +95,7 @@ __device__ __forceinline__ int nib_wait_for(float value, int64_t size) {
 /* Indices are uint32_t where a cache has fewer than 2^31 slots, otherwise int64_t. */
 
 /* The page of a request that has its token `at`, and the entry in it. */
-template <class INDEX>
-__device__ __forceinline__ INDEX nib_column_of(uint32_t at, int64_t page_size, INDEX *entry) {
+template <class INDEX> __device__ __forceinline__ INDEX nib_column_of(uint32_t at, int64_t page_size, INDEX *entry) {
   INDEX column;
   if (sizeof(INDEX) == 8) {
     column = (INDEX)nib_divide(at, page_size);
@@ -109,8 +108,7 @@ __device__ __forceinline__ INDEX nib_column_of(uint32_t at, int64_t page_size, I
 }
 
 /* nib_slot_split. */
-template <class INDEX>
-struct nib_place {
+template <class INDEX> struct nib_place {
   INDEX page, entry;
   int valid;
 };
@@ -131,7 +129,8 @@ __device__ __forceinline__ struct nib_place<INDEX> nib_place_of(int64_t slot, in
 
 /* The same without branches: more instructions, but they fit in between others. */
 template <class INDEX>
-__device__ __forceinline__ struct nib_place<INDEX> nib_place_at_once(int64_t slot, int64_t page_size, int64_t num_pages) {
+__device__ __forceinline__ struct nib_place<INDEX> nib_place_at_once(int64_t slot, int64_t page_size,
+                                                                     int64_t num_pages) {
   struct nib_place<INDEX> place;
   INDEX size = (INDEX)page_size;
   place.valid = (uint64_t)slot < (uint64_t)(size * (INDEX)num_pages);
@@ -163,15 +162,13 @@ __device__ __forceinline__ float nib_pair_amax(float amax, int *has_nan) {
 }
 
 /* Four bytes: eight codes. */
-template <bool NARROW>
-__device__ __forceinline__ uint32_t nib_load_codes(const uint8_t *data) {
+template <bool NARROW> __device__ __forceinline__ uint32_t nib_load_codes(const uint8_t *data) {
   if (NARROW) return data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
   return nib_load_4(data);
 }
 
 /* The codes of a block. */
-template <bool NARROW>
-__device__ __forceinline__ void nib_load_block_codes(const uint8_t *data, uint32_t codes[2]) {
+template <bool NARROW> __device__ __forceinline__ void nib_load_block_codes(const uint8_t *data, uint32_t codes[2]) {
   if (NARROW) {
     codes[0] = nib_load_codes<true>(data);
     codes[1] = nib_load_codes<true>(data + 4);
@@ -181,8 +178,7 @@ __device__ __forceinline__ void nib_load_block_codes(const uint8_t *data, uint32
   }
 }
 
-template <bool NARROW>
-__device__ __forceinline__ void nib_store_codes(uint8_t *data, uint32_t codes) {
+template <bool NARROW> __device__ __forceinline__ void nib_store_codes(uint8_t *data, uint32_t codes) {
   if (NARROW) {
 #pragma unroll
     for (int i = 0; i < 4; i++) data[i] = (uint8_t)(codes >> (8 * i));
@@ -191,8 +187,7 @@ __device__ __forceinline__ void nib_store_codes(uint8_t *data, uint32_t codes) {
   }
 }
 
-template <bool NARROW>
-__device__ __forceinline__ void nib_store_block_codes(uint8_t *data, const uint32_t packed[2]) {
+template <bool NARROW> __device__ __forceinline__ void nib_store_block_codes(uint8_t *data, const uint32_t packed[2]) {
   if (NARROW) {
 #pragma unroll
     for (int i = 0; i < NIB_BLOCK_BYTES; i++) data[i] = (uint8_t)(packed[i / 4] >> (8 * (i % 4)));
@@ -202,8 +197,7 @@ __device__ __forceinline__ void nib_store_block_codes(uint8_t *data, const uint3
 }
 
 /* Four words to 16 bytes; UNIT is the alignment of `data` that is sure. */
-template <int UNIT>
-__device__ __forceinline__ void nib_store_words(void *data, const uint32_t word[4]) {
+template <int UNIT> __device__ __forceinline__ void nib_store_words(void *data, const uint32_t word[4]) {
   if (UNIT == 16) {
     *(uint4 *)data = make_uint4(word[0], word[1], word[2], word[3]);
   } else if (UNIT == 2) {

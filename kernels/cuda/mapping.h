@@ -17,7 +17,7 @@ NIB_HD int nib_quantize_tokens_inside(const struct nib_quantize_cache_params *p)
 
 /* rope_insert of many rows: query heads per thread, and kv rows per thread block. */
 #define NIB_ROPE_HEADS 4
-#define NIB_ROPE_ROWS 16
+#define NIB_ROPE_ROWS  16
 
 /* Thread blocks that insert kv rows. */
 NIB_HD uint32_t nib_rope_inserting(const struct nib_rope_insert_params *p) {
@@ -25,10 +25,10 @@ NIB_HD uint32_t nib_rope_inserting(const struct nib_rope_insert_params *p) {
 }
 
 /* rope_insert of few rows: what the thread blocks of a y do. */
-#define NIB_ROPE_CODES 0   /* the codes of kv row x */
-#define NIB_ROPE_PART 1    /* the RoPE parts of kv rows 8 x to 8 x + 7 */
+#define NIB_ROPE_CODES   0 /* the codes of kv row x */
+#define NIB_ROPE_PART    1 /* the RoPE parts of kv rows 8 x to 8 x + 7 */
 #define NIB_ROPE_QUERIES 2 /* and later: queries of row x, a head or, in place, eight heads */
-#define NIB_ROPE_CHUNKS 8  /* of a row's RoPE part */
+#define NIB_ROPE_CHUNKS  8 /* of a row's RoPE part */
 
 /* Query heads that each row of q_out has to get. */
 NIB_HD int64_t nib_rope_heads(const struct nib_rope_insert_params *p) {

@@ -5,8 +5,7 @@
  * is stored. A bad page index stands for zeros. */
 template <bool NARROW, int HEADS>
 __device__ __forceinline__ void materialize_page(const struct nib_materialize_params &p, int64_t target, int64_t k_page,
-                                                 int64_t v_page)
-{
+                                                 int64_t v_page) {
   uint32_t blocks = (uint32_t)(p.head_dim / NIB_BLOCK), quarter = blocks / 4, step = gridDim.z * blockDim.z;
   int k_valid = k_page >= 0 && k_page < p.num_pages, v_valid = v_page >= 0 && v_page < p.num_pages;
   int64_t k_plane = target * 2 * p.heads, v_plane = k_plane + p.heads;
@@ -17,7 +16,8 @@ __device__ __forceinline__ void materialize_page(const struct nib_materialize_pa
       const uint8_t *k_data = nib_paged_row(&p.k_cache, k_page, token, 0) + block * NIB_BLOCK_BYTES;
       const uint8_t *v_data = nib_paged_row(&p.v_cache, v_page, token, 0) + block * NIB_BLOCK_BYTES;
       const uint8_t *k_sf = nib_paged_row(&p.k_sf, k_page, token, 0) + block;
-      const uint8_t *v_sf = nib_paged_row(&p.v_sf, v_page, token / 4 * 4 + row, 0) + 4 * (block - row * quarter) + token % 4;
+      const uint8_t *v_sf =
+        nib_paged_row(&p.v_sf, v_page, token / 4 * 4 + row, 0) + 4 * (block - row * quarter) + token % 4;
       uint8_t *out = p.out + token * p.head_dim + block * NIB_BLOCK;
       for (uint32_t first = blockIdx.z * blockDim.z + threadIdx.z; first < p.heads; first += HEADS * step) {
         uint32_t k[HEADS][2], v[HEADS][2], word[4];
@@ -40,8 +40,7 @@ __device__ __forceinline__ void materialize_page(const struct nib_materialize_pa
 #pragma unroll
         for (int i = 0; i < HEADS; i++) {
           uint32_t head = first + i * step;
-          if (head >= p.heads)
-            break;
+          if (head >= p.heads) break;
           nib_words_materialize(k[i], k_byte[i], word);
           nib_store_words<NARROW ? 1 : 16>(out + (k_plane + head) * p.page_size * p.head_dim, word);
           nib_words_materialize(v[i], v_byte[i], word);
@@ -57,9 +56,8 @@ struct materialize_entry {
 };
 
 /* All of it requested at once; `there`: whether there is such a column. */
-static __device__ __forceinline__ struct materialize_entry
-materialize_entry_of(const struct nib_materialize_params &p, int64_t b, int64_t column, int there)
-{
+static __device__ __forceinline__ struct materialize_entry materialize_entry_of(const struct nib_materialize_params &p,
+                                                                                int64_t b, int64_t column, int there) {
   const int32_t *table = p.block_tables + b * p.table_row_stride + column * p.table_stride;
   const int32_t *indptr = p.indptr + b * p.indptr_stride;
   uint32_t k_page = 0, v_page = 0, begin = (uint32_t)(b * p.max_pages), end = begin + (uint32_t)p.max_pages;
@@ -78,15 +76,13 @@ materialize_entry_of(const struct nib_materialize_params &p, int64_t b, int64_t 
 
 /* Whether column j, which there is, has a token of the request: it lies below max_kv_len, an int32. */
 static __device__ __forceinline__ int materialize_counts(const struct nib_materialize_params &p,
-                                                         const struct materialize_entry &entry, uint32_t j)
-{
+                                                         const struct materialize_entry &entry, uint32_t j) {
   return (int32_t)(j * (uint32_t)p.page_size) < entry.length;
 }
 
 /* nib_materialize_page of such a column. The output has fewer than 2^31 pages: what is below 0 here is past them. */
 static __device__ __forceinline__ uint32_t materialize_target(const struct nib_materialize_params &p,
-                                                              const struct materialize_entry &entry, uint32_t j)
-{
+                                                              const struct materialize_entry &entry, uint32_t j) {
   uint32_t page = (uint32_t)entry.begin + j;
   int32_t end = entry.end < (int32_t)p.num_out_pages ? entry.end : (int32_t)p.num_out_pages;
   return materialize_counts(p, entry, j) && page < (uint32_t)(end < 0 ? 0 : end) ? page + 1 : 0;
@@ -94,8 +90,7 @@ static __device__ __forceinline__ uint32_t materialize_target(const struct nib_m
 
 /* What a request's length and its range have wrong with them. */
 static __device__ __forceinline__ void materialize_check(const struct nib_materialize_params &p, int64_t b,
-                                                         const struct materialize_entry &entry)
-{
+                                                         const struct materialize_entry &entry) {
   struct nib_materialize_request r = nib_materialize_request_of(&p, entry.length, entry.begin, entry.end);
   if (r.length > p.max_kv_len)
     nib_fault_raise(p.fault, NIB_OPERATION_MATERIALIZE, NIB_CONTENT_SEQ_LENS, b, 0, r.length, 0);
@@ -106,56 +101,45 @@ static __device__ __forceinline__ void materialize_check(const struct nib_materi
 }
 
 /* A bad page index of K (side 0) or V. */
-static __device__ __forceinline__ void materialize_refuse(const struct nib_materialize_params &p, int64_t b, int64_t column,
-                                                          int side, int32_t page)
-{
+static __device__ __forceinline__ void materialize_refuse(const struct nib_materialize_params &p, int64_t b,
+                                                          int64_t column, int side, int32_t page) {
   int64_t row = p.table_kv_stride ? 2 * b + side : b;
-  nib_fault_raise(p.fault, NIB_OPERATION_MATERIALIZE, NIB_CONTENT_BLOCK_TABLES, row * p.table_columns + column, 0, page, 0);
+  nib_fault_raise(p.fault, NIB_OPERATION_MATERIALIZE, NIB_CONTENT_BLOCK_TABLES, row * p.table_columns + column, 0, page,
+                  0);
 }
 
-static __device__ __forceinline__ int materialize_inside(const struct nib_materialize_params &p, int32_t page)
-{
+static __device__ __forceinline__ int materialize_inside(const struct nib_materialize_params &p, int32_t page) {
   return page >= 0 && page < p.num_pages;
 }
 
 /* The new table's entry of a column (which may not exist), and faults. For one thread of each column. */
-static __device__ __forceinline__ void materialize_table(const struct nib_materialize_params &p, int64_t b, int64_t column)
-{
+static __device__ __forceinline__ void materialize_table(const struct nib_materialize_params &p, int64_t b,
+                                                         int64_t column) {
   /* Read again, so that the kernel need not keep it. */
   struct materialize_entry entry = materialize_entry_of(p, b, column, column < p.max_pages);
-  if (column == 0)
-    materialize_check(p, b, entry);
-  if (column >= p.max_pages)
-    return;
+  if (column == 0) materialize_check(p, b, entry);
+  if (column >= p.max_pages) return;
   uint32_t target = materialize_target(p, entry, (uint32_t)column);
   p.out_table[b * p.max_pages + column] = (int32_t)target;
-  if (target == 0 || p.heads == 0)
-    return;
-  if (!materialize_inside(p, entry.k_page))
-    materialize_refuse(p, b, column, 0, entry.k_page);
-  if (!materialize_inside(p, entry.v_page))
-    materialize_refuse(p, b, column, 1, entry.v_page);
+  if (target == 0 || p.heads == 0) return;
+  if (!materialize_inside(p, entry.k_page)) materialize_refuse(p, b, column, 0, entry.k_page);
+  if (!materialize_inside(p, entry.v_page)) materialize_refuse(p, b, column, 1, entry.v_page);
 }
 
 /* blockIdx is [heads, 1 + batch, columns] from z to x; y = 0 is the zero page. There is at least one block along x,
  * also when there is no column. */
-template <bool NARROW, int HEADS>
-__device__ __forceinline__ void materialize(const struct nib_materialize_params &p)
-{
+template <bool NARROW, int HEADS> __device__ __forceinline__ void materialize(const struct nib_materialize_params &p) {
   if (blockIdx.y == 0) {
-    if (blockIdx.x == 0)
-      materialize_page<NARROW, HEADS>(p, 0, -1, -1);
+    if (blockIdx.x == 0) materialize_page<NARROW, HEADS>(p, 0, -1, -1);
     return;
   }
   for (int64_t b = blockIdx.y - 1; b < p.batch; b += gridDim.y - 1) {
     if (blockIdx.x < p.max_pages) {
       struct materialize_entry entry = materialize_entry_of(p, b, blockIdx.x, 1);
       uint32_t target = materialize_target(p, entry, blockIdx.x);
-      if (target != 0)
-        materialize_page<NARROW, HEADS>(p, target, entry.k_page, entry.v_page);
+      if (target != 0) materialize_page<NARROW, HEADS>(p, target, entry.k_page, entry.v_page);
     }
-    if ((blockIdx.z | threadIdx.x | threadIdx.y | threadIdx.z) == 0)
-      materialize_table(p, b, blockIdx.x);
+    if ((blockIdx.z | threadIdx.x | threadIdx.y | threadIdx.z) == 0) materialize_table(p, b, blockIdx.x);
   }
 }
 
@@ -163,9 +147,7 @@ __device__ __forceinline__ void materialize(const struct nib_materialize_params 
  * stores, so that only the tables' and the codes' waits follow each other: what does not count is read from
  * somewhere inside and not stored. There is at least one column, and a thread for each token of a page. blockIdx.z is
  * [heads, K or V]. */
-template <int IS_VALUE>
-__device__ __forceinline__ void materialize_few_of(const struct nib_materialize_params &p)
-{
+template <int IS_VALUE> __device__ __forceinline__ void materialize_few_of(const struct nib_materialize_params &p) {
   /* The zero page reads, but does not use, what belongs to the first request. */
   int is_page = blockIdx.y != 0;
   uint32_t b = is_page ? blockIdx.y - 1 : 0, column = blockIdx.x, head = blockIdx.z / 2;
@@ -189,46 +171,28 @@ __device__ __forceinline__ void materialize_few_of(const struct nib_materialize_
   uint32_t target = is_page ? materialize_target(p, entry, column) : 0;
   int first = (head | block | token) == 0;
   nib_store_4_if(first && !IS_VALUE && is_page, p.out_table + b * p.max_pages + column, target);
-  uint32_t both[2] = {codes.x, codes.y}, word[4];
+  uint32_t both[2] = { codes.x, codes.y }, word[4];
   nib_words_materialize(both, byte, word);
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    word[i] = used ? word[i] : 0;
+  for (int i = 0; i < 4; i++) word[i] = used ? word[i] : 0;
   nib_store_16_if(is_page ? target != 0 : column == 0, out + target * (2 * plane), word);
-  if (first && is_page && column == 0 && !IS_VALUE)
-    materialize_check(p, b, entry);
-  if (first && target != 0 && !inside)
-    materialize_refuse(p, b, column, IS_VALUE, page);
+  if (first && is_page && column == 0 && !IS_VALUE) materialize_check(p, b, entry);
+  if (first && target != 0 && !inside) materialize_refuse(p, b, column, IS_VALUE, page);
 }
 
 /* K and V have code of their own, since choosing fields of the params by an index is slow. */
-static __device__ __forceinline__ void materialize_few(const struct nib_materialize_params &p)
-{
-  if (blockIdx.z % 2)
-    materialize_few_of<1>(p);
-  else
-    materialize_few_of<0>(p);
+static __device__ __forceinline__ void materialize_few(const struct nib_materialize_params &p) {
+  if (blockIdx.z % 2) materialize_few_of<1>(p);
+  else materialize_few_of<0>(p);
 }
 
 /* 8-byte loads of codes, 16-byte stores: four heads at a time for many pages, */
-NIB_ENTRY(materialize, 256, 3, nib_materialize_params)
-{
-  materialize<false, 4>(p);
-}
+NIB_ENTRY(materialize, 256, 3, nib_materialize_params) { materialize<false, 4>(p); }
 
 /* two for few pages or heads. */
-NIB_ENTRY(materialize_two, 256, 4, nib_materialize_params)
-{
-  materialize<false, 2>(p);
-}
+NIB_ENTRY(materialize_two, 256, 4, nib_materialize_params) { materialize<false, 2>(p); }
 
-NIB_ENTRY(materialize_few, 256, 4, nib_materialize_params)
-{
-  materialize_few(p);
-}
+NIB_ENTRY(materialize_few, 256, 4, nib_materialize_params) { materialize_few(p); }
 
 /* Any alignment. */
-NIB_ENTRY(materialize_narrow, 256, 2, nib_materialize_params)
-{
-  materialize<true, 1>(p);
-}
+NIB_ENTRY(materialize_narrow, 256, 2, nib_materialize_params) { materialize<true, 1>(p); }

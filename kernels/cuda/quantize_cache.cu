@@ -6,17 +6,19 @@
 template <bool NARROW>
 __device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_params &p, int32_t type) {
   int tokens_inside = nib_quantize_tokens_inside(&p);
-  uint32_t tokens_here = tokens_inside ? blockDim.y : blockDim.z, token_here = tokens_inside ? threadIdx.y : threadIdx.z;
+  uint32_t tokens_here = tokens_inside ? blockDim.y : blockDim.z,
+           token_here = tokens_inside ? threadIdx.y : threadIdx.z;
   uint32_t heads_here = tokens_inside ? blockDim.z : blockDim.y, head_here = tokens_inside ? threadIdx.z : threadIdx.y;
   uint32_t blocks = (uint32_t)(p.head_dim / NIB_BLOCK), quarter = blocks / 4;
-  int first_thread = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0 && threadIdx.y == 0 &&
-                     threadIdx.z == 0;
+  int first_thread =
+    blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0;
   float global_sf = p.amax ? 448.0f / (*p.amax > 1e-12f ? *p.amax : 1e-12f) : nib_scale_read(&p.global_sf);
   float global = 1.0f / global_sf;
   int refused = !nib_scale_is_valid(global_sf) || !nib_scale_is_valid(global);
   if (first_thread) {
     *p.out_scale = nib_f32_canonical(global);
-    if (refused && !p.amax) nib_fault_raise(p.fault, NIB_OPERATION_QUANTIZE_CACHE, (uint32_t)p.scale_content, 0, 1, 0, global_sf);
+    if (refused && !p.amax)
+      nib_fault_raise(p.fault, NIB_OPERATION_QUANTIZE_CACHE, (uint32_t)p.scale_content, 0, 1, 0, global_sf);
   }
   for (int64_t page = blockIdx.x; page < p.num_pages; page += gridDim.x)
     for (int64_t token = (int64_t)blockIdx.y * tokens_here + token_here; token < p.page_size;
@@ -55,17 +57,11 @@ __device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_p
 }
 
 /* 16-byte loads, 8-byte stores of codes. */
-NIB_ENTRY(quantize_cache_bf16, 256, 4, nib_quantize_cache_params) {
-  quantize_cache<false>(p, NIB_TYPE_BFLOAT16);
-}
+NIB_ENTRY(quantize_cache_bf16, 256, 4, nib_quantize_cache_params) { quantize_cache<false>(p, NIB_TYPE_BFLOAT16); }
 
-NIB_ENTRY(quantize_cache_f16, 256, 4, nib_quantize_cache_params) {
-  quantize_cache<false>(p, NIB_TYPE_FLOAT16);
-}
+NIB_ENTRY(quantize_cache_f16, 256, 4, nib_quantize_cache_params) { quantize_cache<false>(p, NIB_TYPE_FLOAT16); }
 
 NIB_ENTRY(quantize_cache_narrow, 256, 2, nib_quantize_cache_params) {
-  if (p.type == NIB_TYPE_FLOAT16)
-    quantize_cache<true>(p, NIB_TYPE_FLOAT16);
-  else
-    quantize_cache<true>(p, NIB_TYPE_BFLOAT16);
+  if (p.type == NIB_TYPE_FLOAT16) quantize_cache<true>(p, NIB_TYPE_FLOAT16);
+  else quantize_cache<true>(p, NIB_TYPE_BFLOAT16);
 }

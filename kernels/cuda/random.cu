@@ -7,7 +7,8 @@
 NIB_ENTRY(random, 256, 2, nib_random_params) {
   struct nib_permutation permutation = nib_permutation_make(p.seed, (uint64_t)p.count);
   int64_t pairs = p.count / 2 + p.count % 2;
-  for (int64_t pair = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; pair < pairs; pair += (int64_t)gridDim.x * blockDim.x) {
+  for (int64_t pair = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; pair < pairs;
+       pair += (int64_t)gridDim.x * blockDim.x) {
     int64_t first = 2 * pair;
     int both = first + 1 < p.count;
     if (p.kind == NIB_RANDOM_NORMAL) {

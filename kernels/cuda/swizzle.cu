@@ -4,14 +4,15 @@
 /* Four bytes of an interleaved row are one block's scales of four tokens. A thread moves WIDTH of those between
  * WIDTH consecutive bytes of each of the four linear rows and 4 * WIDTH bytes of the interleaved one. `blocks` is a
  * multiple of 4 * WIDTH. */
-template <int WIDTH>
-__device__ __forceinline__ void swizzle(const struct nib_swizzle_params &p) {
+template <int WIDTH> __device__ __forceinline__ void swizzle(const struct nib_swizzle_params &p) {
   uint32_t quarter = (uint32_t)(p.blocks / 4), steps = quarter / WIDTH;
   int64_t groups = p.page_size / 4;
-  const struct nib_paged &linear = p.inverse ? p.destination : p.source, &interleaved = p.inverse ? p.source : p.destination;
+  const struct nib_paged &linear = p.inverse ? p.destination : p.source,
+                         &interleaved = p.inverse ? p.source : p.destination;
   int64_t per_page = groups * p.heads * p.blocks / WIDTH; /* threads' pieces: [groups, heads, 4, steps] */
   for (int64_t page = blockIdx.x; page < p.num_pages; page += gridDim.x)
-    for (int64_t at = (int64_t)blockIdx.y * blockDim.x + threadIdx.x; at < per_page; at += (int64_t)gridDim.y * blockDim.x) {
+    for (int64_t at = (int64_t)blockIdx.y * blockDim.x + threadIdx.x; at < per_page;
+         at += (int64_t)gridDim.y * blockDim.x) {
       int64_t rest = nib_divide(at, steps);
       uint32_t step = (uint32_t)(at - rest * steps), row = (uint32_t)(rest & 3);
       rest >>= 2;
@@ -43,12 +44,9 @@ __device__ __forceinline__ void swizzle(const struct nib_swizzle_params &p) {
 #pragma unroll
         for (int t = 0; t < 4; t++) {
           uint8_t *to = four + t * linear.token_stride;
-          if (WIDTH == 4)
-            *(uint32_t *)to = b[t];
-          else if (WIDTH == 2)
-            *(uint16_t *)to = (uint16_t)b[t];
-          else
-            *to = (uint8_t)b[t];
+          if (WIDTH == 4) *(uint32_t *)to = b[t];
+          else if (WIDTH == 2) *(uint16_t *)to = (uint16_t)b[t];
+          else *to = (uint8_t)b[t];
         }
       } else if (WIDTH == 4) {
         *(uint4 *)one = make_uint4(b[0], b[1], b[2], b[3]);
@@ -62,15 +60,9 @@ __device__ __forceinline__ void swizzle(const struct nib_swizzle_params &p) {
 }
 
 /* 4-byte accesses of linear rows, 16-byte accesses of interleaved ones. */
-NIB_ENTRY(swizzle_32, 256, 4, nib_swizzle_params) {
-  swizzle<4>(p);
-}
+NIB_ENTRY(swizzle_32, 256, 4, nib_swizzle_params) { swizzle<4>(p); }
 
 /* 2-byte accesses of linear rows, 8-byte accesses of interleaved ones. */
-NIB_ENTRY(swizzle_16, 256, 4, nib_swizzle_params) {
-  swizzle<2>(p);
-}
+NIB_ENTRY(swizzle_16, 256, 4, nib_swizzle_params) { swizzle<2>(p); }
 
-NIB_ENTRY(swizzle_narrow, 256, 4, nib_swizzle_params) {
-  swizzle<1>(p);
-}
+NIB_ENTRY(swizzle_narrow, 256, 4, nib_swizzle_params) { swizzle<1>(p); }

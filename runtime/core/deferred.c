@@ -21,7 +21,8 @@ nib_status nib_uses_reserve(nib_runtime *rt, struct nib_uses *uses) {
   nib_uses_idle(uses);
   if (uses->count < uses->capacity) return NIB_OK;
   int32_t capacity = uses->capacity ? uses->capacity * 2 : 2;
-  struct nib_use *items = nib_reallocate(rt, uses->items, sizeof *items * (size_t)uses->capacity, sizeof *items * (size_t)capacity);
+  struct nib_use *items =
+    nib_reallocate(rt, uses->items, sizeof *items * (size_t)uses->capacity, sizeof *items * (size_t)capacity);
   if (!items) return nib_fail_memory(rt, "stream", sizeof *items * (size_t)capacity);
   uses->items = items;
   uses->capacity = capacity;
@@ -54,7 +55,8 @@ static bool can_destroy(struct nib_deferred *object) {
 void nib_defer(struct nib_deferred *object) {
   if (nib_is_forked(object->device->runtime)) return; /* its locks and threads are the parent's: leak it silently */
   enum nib_end end = NIB_LATER;
-  if (can_destroy(object)) do end = object->destroy(object);
+  if (can_destroy(object)) do
+      end = object->destroy(object);
     while (end == NIB_MORE && object->device->runtime->closed);
   if (end == NIB_GONE) return;
   object->next = object->device->limbo;
@@ -68,8 +70,8 @@ static void gather(nib_device *device) {
   device->seen = NULL;
 }
 
-/* Each object is looked at once, and those that a deadline leaves over are first at the next call, however many there are. Says
- * whether a piece was destroyed. */
+/* Each object is looked at once, and those that a deadline leaves over are first at the next call, however many there
+ * are. Says whether a piece was destroyed. */
 static bool reap_limbo(nib_device *device, int64_t deadline_us) {
   nib_runtime *rt = device->runtime;
   struct nib_deferred *todo = device->limbo;
@@ -127,10 +129,10 @@ void nib_drain(nib_device *device) {
   if (device->limbo || device->seen) wait_for_limbo(device); /* large blocks that the runtime's thread has got now */
 }
 
-/* ---- Large blocks -------------------------------------------------------------------------------------------------- */
+/* ---- Large blocks ---------------------------------------------------------------------------------------------- */
 
-#define LARGE ((size_t)8 << 20) /* bytes, from which on the kernel may take a millisecond to have them back */
-#define MOST_LEAVING 200        /* blocks in the queue, which never makes anybody wait */
+#define LARGE        ((size_t)8 << 20) /* bytes, from which on the kernel may take a millisecond to have them back */
+#define MOST_LEAVING 200               /* blocks in the queue, which never makes anybody wait */
 
 static nib_status free_block(void *block) {
   free(block);

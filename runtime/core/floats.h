@@ -1,6 +1,6 @@
-/* Floats on the caller's thread. A host may round differently there, flush subnormals (a library built with -ffast-math makes its
- * whole thread do so), trap exceptions, or write a comma for the decimal point. What we compute, compare and print there depends on
- * none of it. */
+/* Floats on the caller's thread. A host may round differently there, flush subnormals (a library built with -ffast-math
+ * makes its whole thread do so), trap exceptions, or write a comma for the decimal point. What we compute, compare and
+ * print there depends on none of it. */
 #ifndef NIB_FLOATS_H
 #define NIB_FLOATS_H
 
@@ -25,8 +25,8 @@ static inline bool nib_floats_are_default(void) {
 #endif
 }
 
-/* Between the two floats are as everywhere else. What is computed must come from memory or from NIB_OPAQUE values: the compiler
- * does not know that arithmetic must not leave this place. */
+/* Between the two floats are as everywhere else. What is computed must come from memory or from NIB_OPAQUE values: the
+ * compiler does not know that arithmetic must not leave this place. */
 static inline void nib_floats_enter(struct nib_floats *floats) {
   floats->changed = !nib_floats_are_default();
   if (!floats->changed) return;

@@ -22,10 +22,10 @@ static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity
   return true;
 }
 
-/* ---- Plans --------------------------------------------------------------------------------------------------------- */
+/* ---- Plans ----------------------------------------------------------------------------------------------------- */
 
 #define FIRST_CHUNK ((size_t)1024) /* bytes; each is twice as large as the one before, up to */
-#define LAST_CHUNK ((size_t)65536)
+#define LAST_CHUNK  ((size_t)65536)
 
 static void *take(nib_runtime *rt, struct nib_plan *plan, size_t bytes) {
   struct nib_chunk *chunk = plan->chunks;
@@ -43,7 +43,7 @@ static void *take(nib_runtime *rt, struct nib_plan *plan, size_t bytes) {
   return result;
 }
 
-#define NODES_AT_ONCE 256              /* are destroyed, */
+#define NODES_AT_ONCE   256            /* are destroyed, */
 #define BYTES_OF_A_NODE ((size_t)8192) /* of memory that goes with it count as much */
 
 static enum nib_end plan_destroy(struct nib_deferred *self) {
@@ -97,7 +97,7 @@ static bool is_behind(const struct nib_plan *plan, int32_t node, const int32_t *
   return marks[node];
 }
 
-/* ---- Recording ----------------------------------------------------------------------------------------------------- */
+/* ---- Recording ------------------------------------------------------------------------------------------------- */
 
 static bool pin(nib_runtime *rt, struct nib_plan *plan, struct nib_storage *storage, bool write) {
   for (int32_t i = 0; i < plan->pin_count; i++)
@@ -112,14 +112,16 @@ static bool pin(nib_runtime *rt, struct nib_plan *plan, struct nib_storage *stor
   return true;
 }
 
-nib_status nib_record(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
-                      int32_t access_count) {
+nib_status nib_record(nib_stream *stream, const char *operation, const struct nib_work *work,
+                      const nib_access *accesses, int32_t access_count) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
   struct nib_plan *plan = stream->capture->plan;
-  size_t dep_bytes = sizeof(int32_t) * (size_t)stream->frontier_count, name_bytes = work->module ? strlen(work->name) + 1 : 0;
-  struct nib_node node = { .kernel = work->kernel, .name = work->name, .bytes = (uint32_t)work->bytes,
-                           .dep_count = stream->frontier_count };
+  size_t dep_bytes = sizeof(int32_t) * (size_t)stream->frontier_count,
+         name_bytes = work->module ? strlen(work->name) + 1 : 0;
+  struct nib_node node = {
+    .kernel = work->kernel, .name = work->name, .bytes = (uint32_t)work->bytes, .dep_count = stream->frontier_count
+  };
   struct nib_chunk *const chunk = plan->chunks;
   const size_t used = chunk ? chunk->used : 0;
   char *name = NULL;
@@ -158,7 +160,8 @@ nib_status nib_frontier_reserve(nib_stream *stream, int32_t count) {
   nib_runtime *rt = stream->device->runtime;
   int32_t wanted = (stream->capture ? stream->frontier_count : 0) + count;
   while (stream->frontier_capacity < wanted)
-    if (!grow(rt, (void **)&stream->frontier, stream->frontier_capacity, &stream->frontier_capacity, sizeof *stream->frontier))
+    if (!grow(rt, (void **)&stream->frontier, stream->frontier_capacity, &stream->frontier_capacity,
+              sizeof *stream->frontier))
       return nib_fail_memory(rt, "stream:wait", sizeof *stream->frontier * (size_t)wanted);
   return NIB_OK;
 }
@@ -182,7 +185,7 @@ void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count) 
   stream->frontier_count = joined;
 }
 
-/* ---- Beginning and ending ------------------------------------------------------------------------------------------ */
+/* ---- Beginning and ending -------------------------------------------------------------------------------------- */
 
 nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   nib_device *device = stream->device;
@@ -192,7 +195,8 @@ nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   if ((unsigned)mode > NIB_CAPTURE_RELAXED)
     return nib_fail(rt, NIB_INVALID, "stream:capture: mode: expected a nib_capture_mode, got %d", (int)mode);
   if (device->capture)
-    return nib_fail(rt, NIB_CAPTURING, "stream:capture: stream: expected no capture in progress, got stream %llu of %s capturing",
+    return nib_fail(rt, NIB_CAPTURING,
+                    "stream:capture: stream: expected no capture in progress, got stream %llu of %s capturing",
                     (unsigned long long)device->capture->origin->id, device->info.name);
   status = nib_check_stream(stream, "stream:capture");
   if (status != NIB_OK) return status;
@@ -212,7 +216,8 @@ nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   capture->plan = plan;
   device->capture = stream->capture = capture;
   stream->frontier_count = 0;
-  NIB_TELL(rt, NIB_OBSERVED_CAPTURE_BEGIN, .operation = "stream:capture", .device = device, .stream = stream->id, .capture = capture->id);
+  NIB_TELL(rt, NIB_OBSERVED_CAPTURE_BEGIN, .operation = "stream:capture", .device = device, .stream = stream->id,
+           .capture = capture->id);
   return NIB_OK;
 }
 
@@ -288,7 +293,8 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   nib_stream *loose = unjoined(device);
   if (loose) {
     status = nib_fail(rt, NIB_STATE,
-                      "stream:capture: stream: expected every stream that joined the capture to be joined back (by an event that stream "
+                      "stream:capture: stream: expected every stream that joined the capture to be joined back (by an "
+                      "event that stream "
                       "%llu waits for), got stream %llu with work that is not",
                       (unsigned long long)stream->id, (unsigned long long)loose->id);
     tell_abort(stream, device->capture->id, loose->id);
@@ -319,12 +325,12 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
     nib_handle_added(rt);
     *graph = created;
   }
-  NIB_TELL(rt, NIB_OBSERVED_CAPTURE_END, .operation = old ? "graph:update" : "stream:capture", .device = device, .stream = stream->id,
-           .capture = capture_id, .graph = (*graph)->id);
+  NIB_TELL(rt, NIB_OBSERVED_CAPTURE_END, .operation = old ? "graph:update" : "stream:capture", .device = device,
+           .stream = stream->id, .capture = capture_id, .graph = (*graph)->id);
   return NIB_OK;
 }
 
-/* ---- Graphs -------------------------------------------------------------------------------------------------------- */
+/* ---- Graphs ---------------------------------------------------------------------------------------------------- */
 
 void nib_graph_release(nib_graph *graph) {
   if (!graph) return;
@@ -373,7 +379,8 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
   nib_uses_add(&plan->deferred.uses, stream, stream->submitted, true);
   for (int32_t i = 0; i < plan->pin_count; i++)
     nib_uses_add(&plan->pins[i].storage->deferred.uses, stream, stream->submitted, plan->pins[i].write);
-  NIB_TELL(rt, NIB_OBSERVED_REPLAY, .operation = "graph:replay", .device = device, .stream = stream->id, .graph = graph->id);
+  NIB_TELL(rt, NIB_OBSERVED_REPLAY, .operation = "graph:replay", .device = device, .stream = stream->id,
+           .graph = graph->id);
   return NIB_OK;
 }
 
@@ -411,7 +418,8 @@ nib_status nib_graph_dot(nib_graph *graph, char *data, size_t size, size_t *need
   for (int32_t i = 0; i < graph->plan->node_count; i++) {
     const struct nib_node *node = &graph->plan->nodes[i];
     append(&text, "  n%d [label=\"%d %s\"];\n", (int)i + base, (int)i + base, node->name);
-    for (int32_t k = 0; k < node->dep_count; k++) append(&text, "  n%d -> n%d;\n", (int)node->deps[k] + base, (int)i + base);
+    for (int32_t k = 0; k < node->dep_count; k++)
+      append(&text, "  n%d -> n%d;\n", (int)node->deps[k] + base, (int)i + base);
   }
   append(&text, "}\n");
   *needed = text.length;
@@ -422,5 +430,6 @@ nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_
   const struct nib_backend *backend = graph->device->backend;
   nib_status status = nib_enter(graph->device->runtime);
   if (status != NIB_OK) return status;
-  return backend->plan_dot ? backend->plan_dot(graph->plan, text, size, needed) : nib_graph_dot(graph, text, size, needed);
+  return backend->plan_dot ? backend->plan_dot(graph->plan, text, size, needed)
+                           : nib_graph_dot(graph, text, size, needed);
 }

@@ -12,7 +12,7 @@ uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t 
   return total < MOST ? total : MOST;
 }
 
-/* ---- The limit ----------------------------------------------------------------------------------------------------- */
+/* ---- The limit ------------------------------------------------------------------------------------------------- */
 
 /* Forgets loads that are done. */
 static void settle(nib_device *device) {
@@ -35,8 +35,9 @@ nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t b
   uint64_t most = rt->config.queued_bytes;
   if (most == 0 || bytes == 0) return NIB_OK;
   if (bytes > most && !device->backend->drop)
-    return nib_fail(rt, NIB_INVALID, "%s: queued_bytes: expected at most %llu bytes of operands at a time (the limit), got %llu", operation,
-                    (unsigned long long)most, (unsigned long long)bytes);
+    return nib_fail(rt, NIB_INVALID,
+                    "%s: queued_bytes: expected at most %llu bytes of operands at a time (the limit), got %llu",
+                    operation, (unsigned long long)most, (unsigned long long)bytes);
   if (!has_room(device, bytes)) settle(device);
   while (!has_room(device, bytes)) {
     int64_t left = nib_time_to_deadline(rt);
@@ -67,14 +68,15 @@ void nib_queued_add(nib_stream *stream, uint64_t bytes) {
 nib_status nib_set_limits(nib_runtime *rt, uint64_t memory_cap, uint64_t queued_bytes, int64_t streams) {
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  if (streams < 0) return nib_fail(rt, NIB_INVALID, "set_limits: streams: expected 0 or more, got %lld", (long long)streams);
+  if (streams < 0)
+    return nib_fail(rt, NIB_INVALID, "set_limits: streams: expected 0 or more, got %lld", (long long)streams);
   rt->config.memory_cap = memory_cap;
   rt->config.queued_bytes = queued_bytes;
   rt->config.streams = streams;
   return NIB_OK;
 }
 
-/* ---- Dropping ------------------------------------------------------------------------------------------------------ */
+/* ---- Dropping -------------------------------------------------------------------------------------------------- */
 
 void nib_mark_work(nib_runtime *rt) {
   for (int32_t i = 0; i < rt->device_count; i++)
@@ -99,6 +101,7 @@ nib_status nib_drop_work(nib_runtime *rt, int32_t *cut) {
       any = any || stream->dropped != 0;
     }
   for (int32_t i = 0; any && cut && i < rt->device_count; i++)
-    for (const struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next) *cut += is_cut(storage);
+    for (const struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
+      *cut += is_cut(storage);
   return NIB_OK;
 }

@@ -11,7 +11,7 @@
 #include "../backend.h"
 #include "floats.h"
 
-/* ---- Names ------------------------------------------------------------------------------------------------------- */
+/* ---- Names ----------------------------------------------------------------------------------------------------- */
 
 const char *nib_status_name(nib_status status) {
   static const char *const names[] = {
@@ -40,7 +40,7 @@ const char *const nib_operation_names[NIB_OPERATION_COUNT] = {
 uint32_t nib_abi_version(void) { return NIB_ABI_VERSION; }
 const char *nib_version(void) { return NIB_VERSION; }
 
-/* ---- Host memory --------------------------------------------------------------------------------------------------- */
+/* ---- Host memory ----------------------------------------------------------------------------------------------- */
 
 static void *allocate_default(void *user, void *pointer, size_t old_size, size_t new_size) {
   (void)user, (void)old_size;
@@ -67,7 +67,7 @@ void nib_free(nib_runtime *rt, void *pointer, size_t bytes) {
   if (pointer) nib_reallocate(rt, pointer, bytes, 0);
 }
 
-/* ---- Errors -------------------------------------------------------------------------------------------------------- */
+/* ---- Errors ---------------------------------------------------------------------------------------------------- */
 
 nib_status nib_fail(nib_runtime *rt, nib_status status, const char *format, ...) {
   va_list arguments;
@@ -92,8 +92,8 @@ nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes) {
   return nib_fail(rt, NIB_MEMORY, "%s: memory: expected %zu bytes more, got none (out of memory)", what, bytes);
 }
 
-nib_status nib_read_desc(nib_runtime *rt, const char *operation, void *own, size_t own_bytes, size_t least, const void *given,
-                         size_t bytes) {
+nib_status nib_read_desc(nib_runtime *rt, const char *operation, void *own, size_t own_bytes, size_t least,
+                         const void *given, size_t bytes) {
   char text[160];
   if (nib_sized_read(own, own_bytes, least, given, bytes, text, sizeof text)) return NIB_OK;
   return nib_fail(rt, NIB_INVALID, "%s: desc: %s", operation, text);
@@ -102,8 +102,9 @@ nib_status nib_read_desc(nib_runtime *rt, const char *operation, void *own, size
 const char *nib_error(const nib_runtime *rt) { return rt->error; }
 void *nib_runtime_user(const nib_runtime *rt) { return rt->config.user; }
 
-/* A page that the kernel empties in a child, instead of a fork handler: the library installs nothing in the host's process.
- * Every call asks, and the process id, which tells where there is no such page, would take it a system call. */
+/* A page that the kernel empties in a child, instead of a fork handler: the library installs nothing in the host's
+ * process. Every call asks, and the process id, which tells where there is no such page, would take it a system
+ * call. */
 static void watch_forks(nib_runtime *rt) {
   rt->process = (int32_t)getpid();
 #ifdef MADV_WIPEONFORK
@@ -126,7 +127,8 @@ bool nib_is_forked(const nib_runtime *rt) {
 nib_status nib_enter(nib_runtime *rt) {
   if (rt->closed) return nib_fail(rt, NIB_CLOSED, "runtime: state: expected an open runtime, got a closed one");
   if (nib_is_forked(rt))
-    return nib_fail(rt, NIB_FORKED, "runtime: process: expected the process that created it (%d), got its child %d after fork",
+    return nib_fail(rt, NIB_FORKED,
+                    "runtime: process: expected the process that created it (%d), got its child %d after fork",
                     (int)rt->process, (int)getpid());
   if (rt->observe) rt->entered_ns = nib_now_ns();
   return NIB_OK;
@@ -135,8 +137,8 @@ nib_status nib_enter(nib_runtime *rt) {
 nib_status nib_check_not_capturing(nib_device *device, const char *operation) {
   if (!device->capture) return NIB_OK;
   return nib_fail(device->runtime, NIB_CAPTURING,
-                  "%s: device: expected no capture in progress, got %s capturing (values and waits come after it)", operation,
-                  device->info.name);
+                  "%s: device: expected no capture in progress, got %s capturing (values and waits come after it)",
+                  operation, device->info.name);
 }
 
 static nib_status take_fault(nib_device *device) {
@@ -151,16 +153,15 @@ static nib_status take_fault(nib_device *device) {
   if (!fault) return NIB_OK; /* a device that nobody used yet */
   if (__atomic_load_n(&fault->state, __ATOMIC_ACQUIRE) != 2) return NIB_OK;
   char value[48];
-  if (!fault->is_float)
-    snprintf(value, sizeof value, "%lld", (long long)fault->integer);
-  else
-    nib_format_real(value, sizeof value, "%.9g", fault->real);
+  if (!fault->is_float) snprintf(value, sizeof value, "%lld", (long long)fault->integer);
+  else nib_format_real(value, sizeof value, "%.9g", fault->real);
   uint32_t operation = fault->operation, content = fault->content;
   int64_t index = fault->index;
   __atomic_store_n(&fault->state, 0, __ATOMIC_RELEASE);
   if (operation >= NIB_OPERATION_COUNT || content >= NIB_CONTENT_COUNT) /* a user's kernel wrote nonsense */
-    return nib_fail(device->runtime, NIB_FAULT, "kernel: fault: expected a known fault, got %u/%u (content fault on %s)",
-                    operation, content, device->info.name);
+    return nib_fail(device->runtime, NIB_FAULT,
+                    "kernel: fault: expected a known fault, got %u/%u (content fault on %s)", operation, content,
+                    device->info.name);
   return nib_fail(device->runtime, NIB_FAULT, "%s: %s: expected %s, got %s at index %lld (content fault on %s)",
                   nib_operation_names[operation], contents[content].parameter, contents[content].expectation, value,
                   (long long)index, device->info.name);
@@ -175,7 +176,7 @@ nib_status nib_take_trouble(nib_device *device, uint64_t only) {
   return take_fault(device);
 }
 
-/* ---- Time ---------------------------------------------------------------------------------------------------------- */
+/* ---- Time ------------------------------------------------------------------------------------------------------ */
 
 int64_t nib_now_ns(void) {
   struct timespec now;
@@ -216,7 +217,7 @@ nib_status nib_fail_late(nib_runtime *rt, const char *operation) {
   return nib_fail(rt, NIB_TIMEOUT, "%s: deadline: expected the work to be done before it, got interrupted", operation);
 }
 
-/* ---- Creating and closing ------------------------------------------------------------------------------------------ */
+/* ---- Creating and closing -------------------------------------------------------------------------------------- */
 
 static void finish_work(nib_device *device) {
   nib_capture_close(device);
@@ -317,14 +318,16 @@ static nib_status read_config(const nib_config *config, size_t bytes, nib_config
   *settings = (nib_config){ 0 };
   if (!config) return NIB_OK;
   char text[160];
-  if (bytes >= sizeof config->abi_version && config->abi_version != 0 && config->abi_version != NIB_ABI_VERSION) return NIB_INVALID;
+  if (bytes >= sizeof config->abi_version && config->abi_version != 0 && config->abi_version != NIB_ABI_VERSION)
+    return NIB_INVALID;
   if (!nib_sized_read(settings, sizeof *settings, nib_config_least, config, bytes, text, sizeof text))
     return refuse(bytes < nib_config_least ? settings : config, "runtime: config: %s", text);
   if (settings->threads < 0 || settings->threads > 4096)
     return refuse(settings, "runtime: threads: expected 0..4096, got %d", (int)settings->threads);
   if (settings->index_base < 0 || settings->index_base > 1)
     return refuse(settings, "runtime: index_base: expected 0 or 1, got %d", (int)settings->index_base);
-  if (settings->streams < 0) return refuse(settings, "runtime: streams: expected 0 or more, got %lld", (long long)settings->streams);
+  if (settings->streams < 0)
+    return refuse(settings, "runtime: streams: expected 0 or more, got %lld", (long long)settings->streams);
   return NIB_OK;
 }
 
@@ -364,7 +367,8 @@ nib_status nib_runtime_create_sized(const nib_config *config, size_t config_byte
 }
 
 void nib_runtime_close(nib_runtime *rt) {
-  if (!rt || rt->closed || nib_is_forked(rt)) return; /* a child has none of the threads, and maybe locks that nobody frees */
+  if (!rt || rt->closed || nib_is_forked(rt))
+    return; /* a child has none of the threads, and maybe locks that nobody frees */
   rt->ending = true;
   /* In steps of all: a device's work may use another's memory. */
   int32_t count = rt->devices[0].backend ? rt->device_count : 0;
@@ -379,8 +383,9 @@ void nib_runtime_close(nib_runtime *rt) {
   for (int32_t i = 0; i < count; i++)
     for (struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
       rt->lingering += needs_device(storage);
-  for (int32_t i = 0; i < count; i++) nib_modules_close(&rt->devices[i]); /* a lingering device's are not another thread's to unload */
-  rt->observe = NULL; /* exports come back on any thread */
+  for (int32_t i = 0; i < count; i++)
+    nib_modules_close(&rt->devices[i]); /* a lingering device's are not another thread's to unload */
+  rt->observe = NULL;                   /* exports come back on any thread */
   close_devices(rt, true);
   if (rt->lingering == 0) close_devices(rt, false);
   rt->closed = true;
@@ -397,7 +402,7 @@ nib_status nib_tick(nib_runtime *rt, int64_t budget_us) {
   return NIB_OK;
 }
 
-/* ---- Devices ------------------------------------------------------------------------------------------------------- */
+/* ---- Devices --------------------------------------------------------------------------------------------------- */
 
 int32_t nib_device_count(const nib_runtime *rt) { return rt->device_count; }
 
@@ -410,10 +415,12 @@ nib_runtime *nib_device_runtime(const nib_device *device) { return device->runti
 
 nib_status nib_device_open(nib_device *device) {
   if (device->default_stream) return NIB_OK;
-  if (!device->info.available) return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: %s", device->info.name, device->info.reason);
+  if (!device->info.available)
+    return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: %s", device->info.name, device->info.reason);
   nib_status status = device->backend->device_open ? device->backend->device_open(device) : NIB_OK;
   if (status == NIB_OK) status = nib_stream_open_default(device);
-  if (status == NIB_OK) nib_log(device->runtime, NIB_LOG_INFO, "%s: opened, %s", device->info.name, device->info.description);
+  if (status == NIB_OK)
+    nib_log(device->runtime, NIB_LOG_INFO, "%s: opened, %s", device->info.name, device->info.description);
   return status;
 }
 
@@ -430,7 +437,9 @@ nib_status nib_device_use_context(nib_device *device, void *context) {
     return nib_fail(rt, NIB_INVALID, "use_context: device: expected a CUDA device, got %s", device->info.name);
   if (!device->info.available) return nib_fail(rt, NIB_UNAVAILABLE, "%s: %s", device->info.name, device->info.reason);
   if (device->default_stream)
-    return nib_fail(rt, NIB_STATE, "use_context: device: expected a device that is not in use yet, got %s with a context", device->info.name);
+    return nib_fail(rt, NIB_STATE,
+                    "use_context: device: expected a device that is not in use yet, got %s with a context",
+                    device->info.name);
   return device->backend->use_context(device, context);
 }
 

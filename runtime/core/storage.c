@@ -1,7 +1,7 @@
 /* Storages: the memory of tensors, where it comes from and whom it goes back to. */
 #include "../backend.h"
 
-/* ---- Giving back ---------------------------------------------------------------------------------------------------- */
+/* ---- Giving back ----------------------------------------------------------------------------------------------- */
 
 bool nib_storage_free(struct nib_storage *storage) {
   nib_device *device = storage->deferred.device, *pinned_by = storage->pinned_by;
@@ -51,10 +51,8 @@ static enum nib_end storage_destroy(struct nib_deferred *self) {
     }
     device->memory.reserved_bytes -= storage->counted;
     if (storage->next) storage->next->previous = storage->previous;
-    if (storage->previous)
-      storage->previous->next = storage->next;
-    else
-      device->storages = storage->next;
+    if (storage->previous) storage->previous->next = storage->next;
+    else device->storages = storage->next;
     if (rt->closed) nib_runtime_lets_go(storage); /* it was exported beyond that */
     if (later) {
       storage->next = rt->gone;
@@ -71,8 +69,8 @@ void nib_storage_retain(struct nib_storage *storage) { storage->references++; }
 static void release(struct nib_storage *storage) {
   if (--storage->references > 0) return;
   nib_device *device = storage->deferred.device;
-  NIB_TELL(device->runtime, NIB_OBSERVED_STORAGE_FREED, .operation = "storage", .device = device, .storage = storage->id,
-           .bytes = storage->bytes);
+  NIB_TELL(device->runtime, NIB_OBSERVED_STORAGE_FREED, .operation = "storage", .device = device,
+           .storage = storage->id, .bytes = storage->bytes);
   device->memory.used_bytes -= storage->counted;
   nib_defer(&storage->deferred);
 }
@@ -84,14 +82,14 @@ void nib_storage_release(struct nib_storage *storage) {
     return;
   }
   if (nib_is_forked(rt)) return; /* the lock may be another thread's of the parent */
-  nib_handle_added(rt); /* so that the lock outlives its use */
+  nib_handle_added(rt);          /* so that the lock outlives its use */
   nib_exports_lock(rt);
   release(storage);
   nib_exports_unlock(rt);
   nib_handle_removed(rt);
 }
 
-/* ---- Making --------------------------------------------------------------------------------------------------------- */
+/* ---- Making ---------------------------------------------------------------------------------------------------- */
 
 static bool over_cap(const nib_device *device, size_t bytes) {
   uint64_t cap = device->runtime->config.memory_cap;
@@ -100,13 +98,15 @@ static bool over_cap(const nib_device *device, size_t bytes) {
 
 /* Waits for what holds memory back. */
 static void make_room(nib_device *device, size_t bytes) {
-  nib_log(device->runtime, NIB_LOG_WARNING, "%s: waits for queued work: no room for %zu bytes more", device->info.name, bytes);
+  nib_log(device->runtime, NIB_LOG_WARNING, "%s: waits for queued work: no room for %zu bytes more", device->info.name,
+          bytes);
   nib_drain(device);
 }
 
 static nib_status allocate(nib_device *device, const struct nib_origin *origin, struct nib_storage *storage) {
   nib_device *pinned_by = origin->pinned_by;
-  if (origin->exportable) return device->backend->shared_create(device, origin->bytes, &storage->data, &storage->shared);
+  if (origin->exportable)
+    return device->backend->shared_create(device, origin->bytes, &storage->data, &storage->shared);
   if (pinned_by) return pinned_by->backend->pinned_allocate(pinned_by, origin->bytes, &storage->data);
   return device->backend->memory_allocate(device, origin->bytes, &storage->data);
 }
@@ -116,7 +116,8 @@ static nib_status allocate_in_cap(nib_device *device, const struct nib_origin *o
   size_t bytes = origin->bytes;
   if (over_cap(device, bytes)) make_room(device, bytes);
   if (over_cap(device, bytes))
-    return nib_fail(rt, NIB_MEMORY, "tensor: memory: expected at most %llu bytes of tensors on %s (the cap), got %llu and %zu more",
+    return nib_fail(rt, NIB_MEMORY,
+                    "tensor: memory: expected at most %llu bytes of tensors on %s (the cap), got %llu and %zu more",
                     (unsigned long long)rt->config.memory_cap, device->info.name,
                     (unsigned long long)device->memory.reserved_bytes, bytes);
   nib_status status = allocate(device, origin, storage);
@@ -143,10 +144,8 @@ nib_status nib_storage_create(nib_device *device, const struct nib_origin *origi
   struct nib_storage *storage = nib_allocate_zero(rt, sizeof *storage);
   if (!storage) return nib_fail_memory(rt, "tensor", sizeof *storage);
   nib_status status = NIB_OK;
-  if (origin->adopted)
-    adopt(origin, storage);
-  else
-    status = allocate_in_cap(device, origin, storage);
+  if (origin->adopted) adopt(origin, storage);
+  else status = allocate_in_cap(device, origin, storage);
   if (status != NIB_OK) {
     nib_free(rt, storage, sizeof *storage);
     return status;
@@ -163,14 +162,16 @@ nib_status nib_storage_create(nib_device *device, const struct nib_origin *origi
   device->storages = storage;
   device->memory.used_bytes += storage->counted;
   device->memory.reserved_bytes += storage->counted;
-  if (device->memory.reserved_bytes > device->memory.peak_bytes) device->memory.peak_bytes = device->memory.reserved_bytes;
+  if (device->memory.reserved_bytes > device->memory.peak_bytes)
+    device->memory.peak_bytes = device->memory.reserved_bytes;
   nib_handle_added(rt);
   *out = storage;
-  NIB_TELL(rt, NIB_OBSERVED_STORAGE_CREATED, .operation = "storage", .device = device, .storage = storage->id, .bytes = bytes);
+  NIB_TELL(rt, NIB_OBSERVED_STORAGE_CREATED, .operation = "storage", .device = device, .storage = storage->id,
+           .bytes = bytes);
   return NIB_OK;
 }
 
-/* ---- Memory of the host's ------------------------------------------------------------------------------------------- */
+/* ---- Memory of the host's -------------------------------------------------------------------------------------- */
 
 /* How many bytes the view reaches over. Everything that is asked of a view of somebody else's memory. */
 static nib_status check_view(nib_runtime *rt, const char *operation, const nib_wrap_desc *desc, size_t *bytes) {
@@ -190,31 +191,39 @@ static nib_status check_view(nib_runtime *rt, const char *operation, const nib_w
     count = 1;
     for (int32_t i = 0; i < desc->ndim; i++) {
       if (desc->shape[i] > 1 && desc->stride[i] > (most - count) / (desc->shape[i] - 1))
-        return nib_fail(rt, NIB_INVALID,
-                        "%s: stride: expected less than 2^62 bytes, got stride %lld over %lld elements in dimension %lld", operation,
-                        (long long)desc->stride[i], (long long)desc->shape[i], (long long)i + rt->config.index_base);
+        return nib_fail(
+          rt, NIB_INVALID,
+          "%s: stride: expected less than 2^62 bytes, got stride %lld over %lld elements in dimension %lld", operation,
+          (long long)desc->stride[i], (long long)desc->shape[i], (long long)i + rt->config.index_base);
       count += (desc->shape[i] - 1) * desc->stride[i];
     }
   }
   if (numel > 0 && (!desc->data || (uintptr_t)desc->data % (uintptr_t)item != 0))
-    return nib_fail(rt, NIB_INVALID, "%s: data: expected an address that is a multiple of %d, got %p", operation, (int)item,
-                    desc->data);
+    return nib_fail(rt, NIB_INVALID, "%s: data: expected an address that is a multiple of %d, got %p", operation,
+                    (int)item, desc->data);
   *bytes = (size_t)(count * item);
   return NIB_OK;
 }
 
-nib_status nib_wrap(nib_device *device, nib_device *pinned_by, const char *operation, const nib_wrap_desc *desc, nib_tensor **out) {
+nib_status nib_wrap(nib_device *device, nib_device *pinned_by, const char *operation, const nib_wrap_desc *desc,
+                    nib_tensor **out) {
   nib_runtime *rt = device->runtime;
   *out = NULL;
-  struct nib_origin origin = { .adopted = true, .data = desc->data, .release = desc->release, .user = desc->user,
-                               .read_only = desc->read_only, .pinned_by = pinned_by };
+  struct nib_origin origin = { .adopted = true,
+                               .data = desc->data,
+                               .release = desc->release,
+                               .user = desc->user,
+                               .read_only = desc->read_only,
+                               .pinned_by = pinned_by };
   nib_status status = nib_enter(rt);
   if (status == NIB_OK) status = nib_device_open(device);
   if (status == NIB_OK) status = check_view(rt, operation, desc, &origin.bytes);
   if (status == NIB_OK && origin.bytes > 0 && device->backend->memory_check)
     status = device->backend->memory_check(device, operation, desc->data);
-  if (status == NIB_OK) status = nib_tensor_on(device, &origin, desc->dtype, desc->ndim, desc->shape, desc->stride, out);
-  if (status == NIB_OK && origin.bytes > 0) nib_tell_host(operation, *out, true); /* whatever it holds is what the owner put there */
+  if (status == NIB_OK)
+    status = nib_tensor_on(device, &origin, desc->dtype, desc->ndim, desc->shape, desc->stride, out);
+  if (status == NIB_OK && origin.bytes > 0)
+    nib_tell_host(operation, *out, true); /* whatever it holds is what the owner put there */
   return status;
 }
 
@@ -226,7 +235,7 @@ nib_status nib_tensor_wrap_sized(nib_device *device, const nib_wrap_desc *given,
   return status == NIB_OK ? nib_wrap(device, NULL, "wrap", &desc, out) : status;
 }
 
-/* ---- Memory by file descriptor -------------------------------------------------------------------------------------- */
+/* ---- Memory by file descriptor --------------------------------------------------------------------------------- */
 
 nib_status nib_check_fds(nib_device *device, const char *operation, void *out) {
   *(void **)out = NULL;
@@ -237,7 +246,8 @@ nib_status nib_check_fds(nib_device *device, const char *operation, void *out) {
                   device->info.name);
 }
 
-nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *given, size_t desc_bytes, nib_tensor **out) {
+nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *given, size_t desc_bytes,
+                                   nib_tensor **out) {
   nib_runtime *rt = device->runtime;
   nib_import_desc own;
   const nib_import_desc *desc = &own;
@@ -246,7 +256,8 @@ nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *gi
   if (status == NIB_OK) status = nib_device_open(device);
   if (status != NIB_OK) return status;
   if ((unsigned)desc->kind > NIB_FD_EXPORTED)
-    return nib_fail(rt, NIB_INVALID, "import: kind: expected NIB_FD_OPAQUE or NIB_FD_EXPORTED, got %d", (int)desc->kind);
+    return nib_fail(rt, NIB_INVALID, "import: kind: expected NIB_FD_OPAQUE or NIB_FD_EXPORTED, got %d",
+                    (int)desc->kind);
   if (desc->bytes == 0 || desc->bytes > (uint64_t)1 << 62)
     return nib_fail(rt, NIB_INVALID, "import: bytes: expected 1..2^62, got %llu", (unsigned long long)desc->bytes);
   struct nib_origin origin = { .adopted = true, .bytes = (size_t)desc->bytes };
@@ -270,6 +281,7 @@ nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *bytes) {
   nib_status status = nib_enter(device->runtime);
   if (status != NIB_OK) return status;
   if (!tensor->storage->shared || tensor->storage->counted == 0)
-    return nib_fail(device->runtime, NIB_INVALID, "export: tensor: expected one of nib_tensor_create_exportable's, got another");
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "export: tensor: expected one of nib_tensor_create_exportable's, got another");
   return device->backend->shared_export(device, tensor->storage->shared, fd, bytes);
 }

@@ -3,7 +3,7 @@
 
 #include "../backend.h"
 
-/* ---- Streams ------------------------------------------------------------------------------------------------------- */
+/* ---- Streams --------------------------------------------------------------------------------------------------- */
 
 static void add_stream(nib_stream *stream) {
   nib_stream **last = &stream->device->streams;
@@ -11,10 +11,11 @@ static void add_stream(nib_stream *stream) {
   *last = stream;
 }
 
-#define MOST_UNFINISHED 8 /* released streams whose work is still queued, before a new one's work comes behind theirs */
+/* Released streams whose work is still queued, before the work of a new one comes behind theirs. */
+#define MOST_UNFINISHED 8
 
-/* Streams are recycled: driver objects stay, and tickets in old entries remain true. Where the config limits streams, a priority is
- * no reason for one more, and *full says that there may be none. */
+/* Streams are recycled: driver objects stay, and tickets in old entries remain true. Where the config limits streams, a
+ * priority is no reason for one more, and *full says that there may be none. */
 static nib_stream *find_released(nib_device *device, int32_t priority, bool *full) {
   int64_t limit = device->runtime->config.streams, count = 0, all = 0;
   nib_stream *unfinished = NULL;
@@ -87,12 +88,14 @@ nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
   if (!device->backend->stream_wrap)
-    return nib_fail(rt, NIB_INVALID, "stream: handle: expected no handle on %s (its streams are threads of the runtime's), got %p",
+    return nib_fail(rt, NIB_INVALID,
+                    "stream: handle: expected no handle on %s (its streams are threads of the runtime's), got %p",
                     device->info.name, handle);
   status = nib_device_open(device);
   if (status != NIB_OK) return status;
   nib_stream *stream = device->streams;
-  while (stream && !(stream->released && stream->wrapped && !stream->capture && device->backend->reached(stream, stream->submitted)))
+  while (stream && !(stream->released && stream->wrapped && !stream->capture &&
+                     device->backend->reached(stream, stream->submitted)))
     stream = stream->next;
   nib_stream *fresh = stream ? NULL : nib_allocate_zero(rt, sizeof *fresh);
   if (!stream && !fresh) return nib_fail_memory(rt, "stream", sizeof *fresh);
@@ -122,7 +125,8 @@ void nib_stream_release(nib_stream *stream) {
   stream->released = true;
   if (usable && stream->wrapped && !stream->capture) backend->stream_unwrap(stream);
   if (usable && backend->stream_retire) backend->stream_retire(stream);
-  NIB_TELL(rt, NIB_OBSERVED_STREAM_RELEASED, .operation = "stream:close", .device = stream->device, .stream = stream->id);
+  NIB_TELL(rt, NIB_OBSERVED_STREAM_RELEASED, .operation = "stream:close", .device = stream->device,
+           .stream = stream->id);
   nib_handle_removed(rt);
 }
 
@@ -138,7 +142,8 @@ bool nib_stream_is_capturing(const nib_stream *stream) { return stream->capture 
 static nib_status check_open(nib_stream *stream, const char *operation) {
   nib_status status = nib_enter(stream->device->runtime);
   if (status != NIB_OK || !stream->released) return status;
-  return nib_fail(stream->device->runtime, NIB_STATE, "%s: stream: expected an open stream, got a released one", operation);
+  return nib_fail(stream->device->runtime, NIB_STATE, "%s: stream: expected an open stream, got a released one",
+                  operation);
 }
 
 nib_status nib_check_stream(nib_stream *stream, const char *operation) {
@@ -146,28 +151,32 @@ nib_status nib_check_stream(nib_stream *stream, const char *operation) {
   nib_status status = check_open(stream, operation);
   if (status != NIB_OK) return status;
   if (device->capture && !stream->capture)
-    return nib_fail(device->runtime, NIB_CAPTURING,
-                    "%s: stream: expected a stream that joined the capture on stream %llu (by waiting for one of its events), "
-                    "got stream %llu of %s",
-                    operation, (unsigned long long)device->capture->origin->id, (unsigned long long)stream->id, device->info.name);
+    return nib_fail(
+      device->runtime, NIB_CAPTURING,
+      "%s: stream: expected a stream that joined the capture on stream %llu (by waiting for one of its events), "
+      "got stream %llu of %s",
+      operation, (unsigned long long)device->capture->origin->id, (unsigned long long)stream->id, device->info.name);
   return NIB_OK;
 }
 
-/* ---- Work ---------------------------------------------------------------------------------------------------------- */
+/* ---- Work ------------------------------------------------------------------------------------------------------ */
 
 nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor) {
   if (!tensor->storage->read_only) return NIB_OK;
   char text[NIB_DESCRIPTION];
-  return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID, "%s: %s: expected memory that may be written, got %s in memory that its owner "
-                  "lends for reading", operation, parameter ? parameter : "args", nib_describe(tensor, text, sizeof text));
+  return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID,
+                  "%s: %s: expected memory that may be written, got %s in memory that its owner "
+                  "lends for reading",
+                  operation, parameter ? parameter : "args", nib_describe(tensor, text, sizeof text));
 }
 
-nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
-                      int32_t access_count) {
+nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work,
+                      const nib_access *accesses, int32_t access_count) {
   nib_device *device = stream->device;
   nib_status status = nib_check_stream(stream, operation);
   for (int32_t i = 0; status == NIB_OK && i < access_count; i++)
-    if (accesses[i].tensor && accesses[i].write) status = nib_check_writable(operation, accesses[i].parameter, accesses[i].tensor);
+    if (accesses[i].tensor && accesses[i].write)
+      status = nib_check_writable(operation, accesses[i].parameter, accesses[i].tensor);
   if (status != NIB_OK) return status;
   if (stream->capture) return nib_record(stream, operation, work, accesses, access_count);
   for (int32_t i = 0; i < access_count; i++) {
@@ -190,8 +199,8 @@ nib_status nib_submit(nib_stream *stream, const char *operation, const struct ni
   return NIB_OK;
 }
 
-nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params, size_t bytes,
-                      const nib_access *accesses, int32_t access_count) {
+nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params,
+                      size_t bytes, const nib_access *accesses, int32_t access_count) {
   struct nib_work work = { .name = nib_kernel_names[kernel], .kernel = kernel, .params = params, .bytes = bytes };
   return nib_submit(stream, operation, &work, accesses, access_count);
 }
@@ -202,7 +211,8 @@ nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user
   if (status == NIB_OK) status = stream->device->backend->call(stream, function, user);
   if (status != NIB_OK) return status;
   stream->submitted++;
-  NIB_TELL(stream->device->runtime, NIB_OBSERVED_WORK, .operation = "stream:call", .device = stream->device, .stream = stream->id);
+  NIB_TELL(stream->device->runtime, NIB_OBSERVED_WORK, .operation = "stream:call", .device = stream->device,
+           .stream = stream->id);
   return NIB_OK;
 }
 
@@ -217,12 +227,12 @@ nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream) {
   if (!device->backend->host_memory) stream->submitted++; /* work of others has no ticket; the CPU's streams do none */
   if (stream->submitted > 0) nib_uses_add(&tensor->storage->deferred.uses, stream, stream->submitted, true);
   nib_access access = { tensor, true, "tensor", NULL };
-  NIB_TELL(rt, NIB_OBSERVED_WORK, .operation = "tensor:written", .device = device, .stream = stream->id, .accesses = &access,
-           .access_count = 1);
+  NIB_TELL(rt, NIB_OBSERVED_WORK, .operation = "tensor:written", .device = device, .stream = stream->id,
+           .accesses = &access, .access_count = 1);
   return NIB_OK;
 }
 
-/* ---- Waiting ------------------------------------------------------------------------------------------------------- */
+/* ---- Waiting --------------------------------------------------------------------------------------------------- */
 
 #define SLICE_US 1000 /* how late it may be seen that another thread has changed the deadline */
 
@@ -246,7 +256,8 @@ nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:synchronize");
   if (status == NIB_OK) status = nib_wait(stream, stream->submitted, timeout_us);
   if (status != NIB_OK) return status;
-  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "stream:synchronize", .device = device, .stream = stream->id);
+  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "stream:synchronize", .device = device,
+           .stream = stream->id);
   nib_reap_in_time(device);
   return nib_take_trouble(device, stream->id);
 }
@@ -258,7 +269,8 @@ nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_
     nib_device *user = use->stream->device;
     uint64_t ticket = nib_use_ticket(use, writes_only);
     if (ticket == 0) continue;
-    if (user != device && !user->backend->reached(use->stream, ticket)) { /* a query or a wait could break its capture */
+    if (user != device &&
+        !user->backend->reached(use->stream, ticket)) { /* a query or a wait could break its capture */
       nib_status status = nib_check_not_capturing(user, "tensor:wait");
       if (status != NIB_OK) return status;
     }
@@ -278,12 +290,13 @@ nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64
     if (use->stream->device != cpu || ticket == 0) continue;
     nib_status status = nib_wait(use->stream, ticket, nib_time_left(start, timeout_us));
     if (status != NIB_OK) return status;
-    NIB_TELL(cpu->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:copy", .device = cpu, .stream = use->stream->id);
+    NIB_TELL(cpu->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:copy", .device = cpu,
+             .stream = use->stream->id);
   }
   return NIB_OK;
 }
 
-/* ---- Events -------------------------------------------------------------------------------------------------------- */
+/* ---- Events ---------------------------------------------------------------------------------------------------- */
 
 static enum nib_end event_destroy(struct nib_deferred *self) {
   nib_event *event = (nib_event *)self;
@@ -334,15 +347,16 @@ nib_status nib_event_record(nib_stream *stream, nib_event **out) {
   }
   nib_handle_added(rt);
   *out = event;
-  NIB_TELL(rt, NIB_OBSERVED_EVENT_RECORD, .operation = "stream:record", .device = device, .stream = stream->id, .event = event->id,
-           .capture = event->capture_id);
+  NIB_TELL(rt, NIB_OBSERVED_EVENT_RECORD, .operation = "stream:record", .device = device, .stream = stream->id,
+           .event = event->id, .capture = event->capture_id);
   return NIB_OK;
 }
 
 void nib_event_release(nib_event *event) {
   if (!event) return;
   nib_device *device = nib_event_device(event);
-  NIB_TELL(device->runtime, NIB_OBSERVED_EVENT_RELEASED, .operation = "event:close", .device = device, .event = event->id);
+  NIB_TELL(device->runtime, NIB_OBSERVED_EVENT_RELEASED, .operation = "event:close", .device = device,
+           .event = event->id);
   nib_defer(&event->deferred);
 }
 
@@ -357,8 +371,10 @@ static void tell_wait(const nib_stream *stream, const nib_event *event) {
 static nib_status wait_across(nib_stream *stream, nib_event *event) {
   nib_device *device = stream->device, *other = nib_event_device(event);
   if (event->capture_id != 0)
-    return nib_fail(device->runtime, NIB_INVALID, "stream:wait: event: expected an event of %s or one outside of captures, got one of a "
-                    "capture on %s", device->info.name, other->info.name);
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "stream:wait: event: expected an event of %s or one outside of captures, got one of a "
+                    "capture on %s",
+                    device->info.name, other->info.name);
   nib_status status = nib_check_stream(stream, "stream:wait");
   if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:wait");
   if (status == NIB_OK) status = other->backend->wait(event->stream, event->ticket, 0);
@@ -386,9 +402,10 @@ nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
   }
   if (event->capture_id == 0) {
     if (stream->capture)
-      return nib_fail(rt, NIB_CAPTURING,
-                      "stream:wait: event: expected an event recorded inside the capture, got one recorded before it (wait for it "
-                      "before the capture)");
+      return nib_fail(
+        rt, NIB_CAPTURING,
+        "stream:wait: event: expected an event recorded inside the capture, got one recorded before it (wait for it "
+        "before the capture)");
     status = nib_check_stream(stream, "stream:wait");
     if (status == NIB_OK && event->stream != stream && !device->backend->reached(event->stream, event->ticket)) {
       status = device->backend->event_wait(stream, event);
@@ -398,7 +415,8 @@ nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
     return status;
   }
   if (!device->capture || device->capture->id != event->capture_id)
-    return nib_fail(rt, NIB_STATE, "stream:wait: event: expected an event of the open capture or of no capture, got one of a capture "
+    return nib_fail(rt, NIB_STATE,
+                    "stream:wait: event: expected an event of the open capture or of no capture, got one of a capture "
                     "that has ended");
   status = check_open(stream, "stream:wait");
   if (status != NIB_OK) return status;
@@ -415,7 +433,8 @@ static nib_status check_waitable(nib_event *event, const char *operation) {
   nib_status status = nib_enter(device->runtime);
   if (status == NIB_OK) status = nib_check_not_capturing(device, operation);
   if (status == NIB_OK && event->capture_id != 0)
-    status = nib_fail(device->runtime, NIB_STATE, "%s: event: expected an event outside of captures, got one recorded inside", operation);
+    status = nib_fail(device->runtime, NIB_STATE,
+                      "%s: event: expected an event outside of captures, got one recorded inside", operation);
   return status;
 }
 
@@ -424,7 +443,8 @@ nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us) {
   nib_status status = check_waitable(event, "event:synchronize");
   if (status == NIB_OK) status = nib_wait(event->stream, event->ticket, timeout_us);
   if (status != NIB_OK) return status;
-  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "event:synchronize", .device = device, .event = event->id);
+  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "event:synchronize", .device = device,
+           .event = event->id);
   return nib_take_trouble(device, event->stream_id);
 }
 
@@ -435,8 +455,8 @@ nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseco
   if (status == NIB_OK) status = check_waitable(end, "event:elapsed");
   if (status != NIB_OK) return status;
   if (nib_event_device(end) != device)
-    return nib_fail(device->runtime, NIB_INVALID, "event:elapsed: later: expected an event of %s, got one of %s", device->info.name,
-                    nib_event_device(end)->info.name);
+    return nib_fail(device->runtime, NIB_INVALID, "event:elapsed: later: expected an event of %s, got one of %s",
+                    device->info.name, nib_event_device(end)->info.name);
   if (!device->backend->reached(start->stream, start->ticket) || !device->backend->reached(end->stream, end->ticket))
     return NIB_TIMEOUT;
   return device->backend->event_elapsed(start, end, milliseconds);

@@ -16,15 +16,15 @@ struct nib_cpu_run {
   const struct nib_cpu_task *task;
 };
 
-/* One call of a kernel, spread over the pool: threads take chunks until none are left, and do them in pieces, so that a kernel
- * that is dropped ends soon. */
+/* One call of a kernel, spread over the pool: threads take chunks until none are left, and do them in pieces, so that a
+ * kernel that is dropped ends soon. */
 struct nib_cpu_region {
   struct nib_cpu_region *next;
   const struct nib_cpu_run *run;
   void (*body)(void *argument, int64_t begin, int64_t end);
   void *argument;
   int64_t count, chunk, piece;
-  int64_t taken; /* atomic: chunks begin here */
+  int64_t taken;   /* atomic: chunks begin here */
   int32_t helpers; /* pool threads inside, under the lock */
 };
 
@@ -41,8 +41,8 @@ struct nib_cpu_pool {
 void nib_cpu_pool_open(struct nib_cpu_pool *pool, nib_runtime *rt, int32_t threads);
 void nib_cpu_pool_close(struct nib_cpu_pool *pool);
 /* A team's `run`; the context is a struct nib_cpu_run. */
-void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(void *argument, int64_t begin, int64_t end),
-                      void *argument);
+void nib_cpu_pool_run(void *context, int64_t count, int64_t grain,
+                      void (*body)(void *argument, int64_t begin, int64_t end), void *argument);
 
 struct nib_cpu {
   struct nib_cpu_pool pool;
@@ -55,7 +55,7 @@ struct nib_cpu {
   struct nib_fault fault;
 };
 
-#define NIB_CPU_PARAMS_MAX 512
+#define NIB_CPU_PARAMS_MAX   512
 #define NIB_CPU_QUEUE_LENGTH 256 /* tasks that a stream holds; a further one waits for room */
 
 struct nib_cpu_task {
@@ -86,7 +86,7 @@ struct nib_cpu_queue {
   uint64_t pushed;
   uint64_t completed; /* atomic; written under the lock */
   bool started, quit;
-  bool retired; /* its stream is released: a thread that has nothing to do for a while ends */
+  bool retired;     /* its stream is released: a thread that has nothing to do for a while ends */
   nib_status error; /* atomic; of the first function that failed since the last wait */
 };
 
@@ -99,7 +99,8 @@ uint64_t nib_cpu_drop(nib_stream *stream, uint64_t after);
 /* Whether nobody will see what the task writes. */
 static inline bool nib_cpu_is_unseen(const struct nib_cpu_run *run) {
   return __atomic_load_n(&run->task->dropped, __ATOMIC_RELAXED) ||
-         (__atomic_load_n(&run->cpu->abandoned, __ATOMIC_RELAXED) && __atomic_load_n(&run->cpu->calls, __ATOMIC_RELAXED) == 0);
+         (__atomic_load_n(&run->cpu->abandoned, __ATOMIC_RELAXED) &&
+          __atomic_load_n(&run->cpu->calls, __ATOMIC_RELAXED) == 0);
 }
 bool nib_cpu_reached(nib_stream *stream, uint64_t ticket);
 nib_status nib_cpu_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);

@@ -6,7 +6,7 @@
 
 #include "cpu.h"
 
-/* ---- Memory: cache-line aligned blocks of the host's allocator ------------------------------------------------------------ */
+/* ---- Memory: cache-line aligned blocks of the host's allocator ------------------------------------------------- */
 
 #define ALIGNMENT 64
 
@@ -27,7 +27,7 @@ static bool memory_free(nib_device *device, void *data, size_t bytes, struct nib
   return true;
 }
 
-/* ---- Work ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Work ------------------------------------------------------------------------------------------------------ */
 
 static nib_status launch(nib_stream *stream, const struct nib_work *work) {
   struct nib_cpu_task task = { .kind = NIB_CPU_KERNEL, .kernel = work->kernel };
@@ -35,8 +35,9 @@ static nib_status launch(nib_stream *stream, const struct nib_work *work) {
   return nib_cpu_push(stream, &task);
 }
 
-#define X(symbol, name) \
-  _Static_assert(sizeof(struct nib_##name##_params) <= NIB_CPU_PARAMS_MAX, "params of " #name " do not fit in a task");
+#define X(symbol, name)                                                                                           \
+  _Static_assert(sizeof(struct nib_##name##_params) <= NIB_CPU_PARAMS_MAX, "params of " #name " do not fit in a " \
+                                                                           "task");
 NIB_KERNEL_LIST(X)
 #undef X
 
@@ -66,7 +67,7 @@ static nib_status event_elapsed(nib_event *start, nib_event *end, double *millis
 
 static void event_destroy(nib_event *event) { (void)event; }
 
-/* ---- Graphs -------------------------------------------------------------------------------------------------------------- */
+/* ---- Graphs ---------------------------------------------------------------------------------------------------- */
 
 static nib_status capture_begin(nib_stream *stream, nib_capture_mode mode) {
   (void)stream, (void)mode; /* the runtime records by itself, and all modes mean the same */
@@ -78,8 +79,8 @@ static nib_status capture_end(nib_stream *stream, struct nib_plan *plan) {
   return NIB_OK;
 }
 
-/* An order that respects the dependencies, and otherwise runs what became ready last first: recording order would hide a
- * dependency that a script forgot. */
+/* An order that respects the dependencies, and otherwise runs what became ready last first: recording order would hide
+ * a dependency that a script forgot. */
 static nib_status plan_prepare(nib_device *device, struct nib_plan *plan, struct nib_plan *replaced) {
   (void)replaced;
   nib_runtime *rt = device->runtime;
@@ -127,7 +128,7 @@ static nib_status plan_launch(nib_stream *stream, struct nib_plan *plan) {
 
 static void plan_destroy(struct nib_plan *plan) { (void)plan; }
 
-/* ---- The device ------------------------------------------------------------------------------------------------------------ */
+/* ---- The device ------------------------------------------------------------------------------------------------ */
 
 static void abandon(nib_device *device) {
   struct nib_cpu *cpu = device->impl;

@@ -68,7 +68,8 @@ static void host_chunk(void *context, size_t index) {
 
 #define PIECE_GRAINS 8 /* between two looks at whether the kernel is dropped */
 
-void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
+void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t),
+                      void *argument) {
   const struct nib_cpu_run *run = context;
   struct nib_cpu_pool *pool = &run->cpu->pool;
   nib_config *config = &pool->runtime->config;
@@ -89,8 +90,7 @@ void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(
     return;
   }
   pthread_mutex_lock(&pool->lock);
-  while (pool->started < pool->wanted &&
-         nib_cpu_thread_start(&pool->threads[pool->started], pool_thread, pool) == 0)
+  while (pool->started < pool->wanted && nib_cpu_thread_start(&pool->threads[pool->started], pool_thread, pool) == 0)
     pool->started++; /* one that cannot start is done without */
   region.next = pool->regions;
   pool->regions = &region;

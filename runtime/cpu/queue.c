@@ -1,4 +1,5 @@
-/* A stream of the CPU device: a ring of tasks and the thread that does them in order, as long as the stream is not released. */
+/* A stream of the CPU device: a ring of tasks and the thread that does them in order, as long as the stream is not
+ * released. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fenv.h>
@@ -160,7 +161,8 @@ nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
     int result = nib_cpu_thread_start(&queue->thread, queue_thread, queue);
     if (result != 0) {
       pthread_mutex_unlock(&cpu->lock);
-      return nib_fail(stream->device->runtime, NIB_MEMORY, "stream: thread: expected a new thread, got error %d of the system", result);
+      return nib_fail(stream->device->runtime, NIB_MEMORY,
+                      "stream: thread: expected a new thread, got error %d of the system", result);
     }
     queue->started = true;
   }
@@ -219,6 +221,7 @@ nib_status nib_cpu_take_error(nib_stream *stream) {
   struct nib_cpu_queue *queue = stream->impl;
   if (__atomic_load_n(&queue->error, __ATOMIC_RELAXED) == NIB_OK) return NIB_OK;
   nib_status error = __atomic_exchange_n(&queue->error, NIB_OK, __ATOMIC_RELAXED);
-  return nib_fail(stream->device->runtime, NIB_STREAM, "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
+  return nib_fail(stream->device->runtime, NIB_STREAM,
+                  "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
                   (unsigned long long)stream->id, nib_status_name(error), nib_status_text(error));
 }

@@ -1,10 +1,10 @@
 /* Pinned host memory, and what the copy engines do: between the GPU and pinned memory, and between GPUs. */
 #include "device.h"
 
-/* ---- Pinned memory ------------------------------------------------------------------------------------------------------ */
+/* ---- Pinned memory --------------------------------------------------------------------------------------------- */
 
-/* The driver waits for the whole GPU when it frees such memory. So blocks stay until the device closes or memory runs out, and
- * serve later requests of at least half their size. */
+/* The driver waits for the whole GPU when it frees such memory. So blocks stay until the device closes or memory runs
+ * out, and serve later requests of at least half their size. */
 struct nib_cuda_pinned {
   struct nib_cuda_pinned *next;
   void *data;
@@ -67,7 +67,7 @@ void nib_cuda_pinned_free(nib_device *device, void *data) {
 
 void nib_cuda_pinned_close(nib_device *device) { trim(device, true); }
 
-/* ---- Transfers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Transfers ------------------------------------------------------------------------------------------------- */
 
 /* Lets `peer` reach the pool's memory, so that copies need no detour. Where it cannot, the driver takes one. */
 static void share_pool(struct nib_cuda *cuda, const struct nib_cuda *peer) {

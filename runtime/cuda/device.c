@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- The context ------------------------------------------------------------------------------------------------------- */
+/* ---- The context ----------------------------------------------------------------------------------------------- */
 
 static bool exchange_mode(struct nib_cuda *cuda) {
   return cuda->driver->ThreadExchangeStreamCaptureMode(&cuda->mode) == CUDA_SUCCESS;
@@ -15,7 +15,8 @@ bool nib_cuda_enter(nib_device *device) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_driver *driver = cuda->driver;
   CUcontext popped;
-  if (driver->CtxPushCurrent(cuda->context) != CUDA_SUCCESS && driver->CtxPushCurrent(cuda->context) != CUDA_SUCCESS) return false;
+  if (driver->CtxPushCurrent(cuda->context) != CUDA_SUCCESS && driver->CtxPushCurrent(cuda->context) != CUDA_SUCCESS)
+    return false;
   if (cuda->entered == 0) {
     cuda->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (!exchange_mode(cuda) && !exchange_mode(cuda)) {
@@ -36,7 +37,8 @@ void nib_cuda_leave(nib_device *device) {
 
 nib_status nib_cuda_lost(nib_device *device) {
   return nib_fail(device->runtime, NIB_LOST,
-                  "%s: context: expected a context that works, got context lost (an earlier kernel broke it; only a new process has a "
+                  "%s: context: expected a context that works, got context lost (an earlier kernel broke it; only a "
+                  "new process has a "
                   "new one)",
                   device->info.name);
 }
@@ -70,7 +72,8 @@ nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what)
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (!cuda->lost && is_fatal(result)) {
     cuda->lost = true;
-    nib_log(device->runtime, NIB_LOG_ERROR, "%s: context lost: %s told of error %d", device->info.name, what, (int)result);
+    nib_log(device->runtime, NIB_LOG_ERROR, "%s: context lost: %s told of error %d", device->info.name, what,
+            (int)result);
   }
   if (cuda->lost) return nib_cuda_lost(device);
   const char *name = "unknown error", *text = "";
@@ -80,11 +83,11 @@ nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what)
                   "%s: %s: expected success from the driver, got %s (%s)", device->info.name, what, name, text);
 }
 
-/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ---------------------------------------------------------------------------------------------------- */
 
-/* Blocks come from a pool that may only hand out what is free already: the stream of allocations never waits for work, so
- * that new memory can be used on every stream at once. What nobody uses any more is freed on that stream too, which hands it
- * out again without asking what is free; the rest on a stream of its own, behind all streams that use it. */
+/* Blocks come from a pool that may only hand out what is free already: the stream of allocations never waits for work,
+ * so that new memory can be used on every stream at once. What nobody uses any more is freed on that stream too, which
+ * hands it out again without asking what is free; the rest on a stream of its own, behind all streams that use it. */
 static nib_status memory_allocate(nib_device *device, size_t bytes, void **out) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_driver *driver = cuda->driver;
@@ -137,8 +140,8 @@ static nib_status upload(nib_device *device, void *destination, const void *sour
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (cuda->lost) return nib_cuda_lost(device);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
-  /* The destination is fresh memory, so that no order has to be kept. The copy is done on return, for pageable memory and
-   * for memory that the host has pinned. */
+  /* The destination is fresh memory, so that no order has to be kept. The copy is done on return, for pageable memory
+   * and for memory that the host has pinned. */
   CUresult result = cuda->driver->MemcpyHtoDAsync((CUdeviceptr)(uintptr_t)destination, source, bytes, cuda->copies);
   if (result == CUDA_SUCCESS) result = finish_copies(cuda);
   nib_cuda_leave(device);
@@ -155,7 +158,7 @@ static nib_status download(nib_device *device, void *destination, const void *so
   return nib_cuda_check(device, result, "cuMemcpyDtoHAsync");
 }
 
-/* ---- Opening a device ------------------------------------------------------------------------------------------------------ */
+/* ---- Opening a device ------------------------------------------------------------------------------------------ */
 
 static nib_status load_kernels(nib_device *device) {
   static const struct {
@@ -170,8 +173,9 @@ static nib_status load_kernels(nib_device *device) {
   for (int i = 0; i < NIB_KERNEL_COUNT; i++) {
     CUresult result = cuda->driver->ModuleLoadDataEx(&cuda->modules[i], nib_cuda_images[i], 0, NULL, NULL);
     if (result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
-      snprintf(cuda->reason, sizeof cuda->reason, "expected a GPU that this build has kernels for, got %.60s (with CUDA %d.%d)",
-               cuda->description, cuda->driver->version / 1000, cuda->driver->version % 1000 / 10);
+      snprintf(cuda->reason, sizeof cuda->reason,
+               "expected a GPU that this build has kernels for, got %.60s (with CUDA %d.%d)", cuda->description,
+               cuda->driver->version / 1000, cuda->driver->version % 1000 / 10);
       device->info.available = false;
       device->info.reason = cuda->reason;
       return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: %s", device->info.name, cuda->reason);
@@ -179,7 +183,8 @@ static nib_status load_kernels(nib_device *device) {
     if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuModuleLoadDataEx");
   }
   for (int i = 0; i < NIB_CUDA_ENTRY_COUNT; i++) {
-    CUresult result = cuda->driver->ModuleGetFunction(&cuda->functions[i], cuda->modules[entries[i].kernel], entries[i].name);
+    CUresult result =
+      cuda->driver->ModuleGetFunction(&cuda->functions[i], cuda->modules[entries[i].kernel], entries[i].name);
     if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, entries[i].name);
   }
   return NIB_OK;
@@ -193,10 +198,14 @@ static nib_status open_pool(nib_device *device) {
   CUresult result = driver->MemPoolCreate(&cuda->pool, &props);
   uint64_t keep = device->info.memory_bytes / 4; /* freed memory that stays with the pool */
   int off = 0, on = 1;
-  if (result == CUDA_SUCCESS) result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
-  if (result == CUDA_SUCCESS) result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &on);
-  if (result == CUDA_SUCCESS) result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &off);
-  if (result == CUDA_SUCCESS) result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, &off);
+  if (result == CUDA_SUCCESS)
+    result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+  if (result == CUDA_SUCCESS)
+    result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &on);
+  if (result == CUDA_SUCCESS)
+    result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &off);
+  if (result == CUDA_SUCCESS)
+    result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, &off);
   return nib_cuda_check(device, result, "cuMemPoolCreate");
 }
 
@@ -204,7 +213,8 @@ static nib_status open_fault(nib_device *device) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   void *host = NULL;
   CUdeviceptr pointer = 0;
-  CUresult result = cuda->driver->MemHostAlloc(&host, sizeof *device->fault, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+  CUresult result =
+    cuda->driver->MemHostAlloc(&host, sizeof *device->fault, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuMemHostAlloc");
   memset(host, 0, sizeof *device->fault);
   device->fault = host; /* with unified addressing the kernel's pointer is the same */
@@ -273,11 +283,14 @@ static nib_status use_context(nib_device *device, void *context) {
     result = driver->CtxGetDevice(&ordinal);
     driver->CtxPopCurrent(&popped);
   }
-  if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_VALUE)
-    return nib_fail(device->runtime, NIB_INVALID, "use_context: context: expected a CUcontext, got %p, which is none", context);
+  if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED ||
+      result == CUDA_ERROR_INVALID_VALUE)
+    return nib_fail(device->runtime, NIB_INVALID, "use_context: context: expected a CUcontext, got %p, which is none",
+                    context);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuCtxGetDevice");
   if (ordinal != cuda->ordinal)
-    return nib_fail(device->runtime, NIB_INVALID, "use_context: context: expected a context of %s, got one of another GPU", device->info.name);
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "use_context: context: expected a context of %s, got one of another GPU", device->info.name);
   cuda->host_context = context;
   return NIB_OK;
 }
@@ -287,7 +300,8 @@ static nib_status device_open(nib_device *device) {
   if (cuda->context) return NIB_OK; /* open already, but for the default stream */
   CUresult result = retain_context(cuda);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuDevicePrimaryCtxRetain");
-  nib_status status = nib_cuda_enter(device) ? NIB_OK : nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
+  nib_status status =
+    nib_cuda_enter(device) ? NIB_OK : nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   if (status == NIB_OK) {
     status = load_kernels(device);
     if (status == NIB_OK) status = open_pool(device);
@@ -310,7 +324,8 @@ static void device_close(nib_device *device) {
     release_context(cuda);
     nib_cuda_free_dropped(device);
   }
-  if (device == &device->runtime->devices[device->runtime->device_count - 1]) { /* the last one closes the driver for all */
+  if (device ==
+      &device->runtime->devices[device->runtime->device_count - 1]) { /* the last one closes the driver for all */
     nib_driver_close(cuda->driver);
     nib_free(device->runtime, cuda->driver, sizeof *cuda->driver);
   }
@@ -380,8 +395,10 @@ static struct nib_cuda *add_device(nib_runtime *rt, struct nib_driver *driver, i
   snprintf(cuda->description, sizeof cuda->description, "NVIDIA GPU");
   if (reason) snprintf(cuda->reason, sizeof cuda->reason, "%s", reason);
   *device = (nib_device){ .runtime = rt, .backend = &backend, .impl = cuda };
-  device->info = (nib_device_info){ .name = cuda->name, .description = cuda->description,
-                                    .reason = reason ? cuda->reason : NULL, .available = reason == NULL };
+  device->info = (nib_device_info){ .name = cuda->name,
+                                    .description = cuda->description,
+                                    .reason = reason ? cuda->reason : NULL,
+                                    .available = reason == NULL };
   return cuda;
 }
 
@@ -397,10 +414,14 @@ static bool describe(nib_runtime *rt, struct nib_driver *driver, int ordinal) {
   if (result == CUDA_SUCCESS) result = driver->DeviceGetUuid(&uuid, handle);
   if (result == CUDA_SUCCESS) result = driver->DeviceGetName(cuda->description, sizeof cuda->description, handle);
   if (result == CUDA_SUCCESS) result = driver->DeviceTotalMem(&bytes, handle);
-  if (result == CUDA_SUCCESS) result = driver->DeviceGetAttribute(&device->info.processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle);
-  if (result == CUDA_SUCCESS) result = driver->DeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle);
-  if (result == CUDA_SUCCESS) result = driver->DeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle);
-  if (result == CUDA_SUCCESS) result = driver->DeviceGetAttribute(&pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, handle);
+  if (result == CUDA_SUCCESS)
+    result = driver->DeviceGetAttribute(&device->info.processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle);
+  if (result == CUDA_SUCCESS)
+    result = driver->DeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle);
+  if (result == CUDA_SUCCESS)
+    result = driver->DeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle);
+  if (result == CUDA_SUCCESS)
+    result = driver->DeviceGetAttribute(&pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, handle);
   device->info.memory_bytes = bytes;
   memcpy(device->info.uuid, uuid.bytes, sizeof device->info.uuid);
   cuda->compute_capability = 10 * major + minor;
@@ -410,7 +431,8 @@ static bool describe(nib_runtime *rt, struct nib_driver *driver, int ordinal) {
     driver->GetErrorString(result, &text);
     snprintf(cuda->reason, sizeof cuda->reason, "the driver does not describe this GPU: %s", text);
   } else if (major < 8) {
-    snprintf(cuda->reason, sizeof cuda->reason, "expected compute capability 8.0 or later, got %d.%d (%.60s)", major, minor, cuda->description);
+    snprintf(cuda->reason, sizeof cuda->reason, "expected compute capability 8.0 or later, got %d.%d (%.60s)", major,
+             minor, cuda->description);
   } else if (!pools) {
     snprintf(cuda->reason, sizeof cuda->reason, "expected a driver with memory pools for this GPU, got one without");
   } else {

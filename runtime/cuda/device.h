@@ -8,7 +8,7 @@
 
 /* A point in a stream: an event of the driver, shared by a nib_event and the stream's list of points. */
 struct nib_cuda_point {
-  struct nib_cuda_point *next; /* in the free list */
+  struct nib_cuda_point *next;  /* in the free list */
   struct nib_cuda_point *older; /* all of the device */
   CUevent event;
   uint64_t ticket;
@@ -18,8 +18,8 @@ struct nib_cuda_point {
 #define NIB_CUDA_POINTS 32
 
 struct nib_cuda_stream {
-  CUstream handle;                               /* NULL: the host's again, only points tell of its work */
-  uint64_t completed;                            /* tickets up to here are known to be done */
+  CUstream handle;                                /* NULL: the host's again, only points tell of its work */
+  uint64_t completed;                             /* tickets up to here are known to be done */
   struct nib_cuda_point *points[NIB_CUDA_POINTS]; /* a ring of the newest, ascending tickets */
   uint32_t first, count;
   struct nib_cuda_call *calls; /* newest first */
@@ -36,7 +36,7 @@ struct nib_cuda_graph {
 struct nib_cuda {
   struct nib_driver *driver;
   CUdevice ordinal;
-  int32_t compute_capability; /* 90: 9.0 */
+  int32_t compute_capability;      /* 90: 9.0 */
   CUcontext context, host_context; /* the one in use; the one that the host gave for it, or NULL */
   CUmemoryPool pool;
   CUstream allocations, frees, copies;
@@ -45,12 +45,12 @@ struct nib_cuda {
   struct nib_cuda_point *free_points, *points;
   struct nib_cuda_graph *graphs;
   struct nib_cuda_semaphore *semaphores;
-  struct nib_cuda_call *dropped; /* host functions that a lost context never came to */
+  struct nib_cuda_call *dropped;  /* host functions that a lost context never came to */
   struct nib_cuda_pinned *pinned; /* all blocks of host memory */
   uint32_t peers;                 /* a bit for each GPU that was asked for access to the pool */
-  int32_t entered; /* nested nib_cuda_enter */
-  CUstreamCaptureMode mode; /* of the caller's thread, meanwhile */
-  bool lost; /* the context met a fault that only a new process gets rid of */
+  int32_t entered;                /* nested nib_cuda_enter */
+  CUstreamCaptureMode mode;       /* of the caller's thread, meanwhile */
+  bool lost;                      /* the context met a fault that only a new process gets rid of */
   char description[96], reason[192];
   char name[16];
 };
@@ -59,8 +59,9 @@ extern const void *const nib_cuda_images[NIB_KERNEL_COUNT]; /* a fatbin each, im
 
 static inline struct nib_cuda *nib_cuda_of(const nib_device *device) { return device->impl; }
 
-/* Makes the device's context current and the caller's again. In between, this thread may also call what the driver refuses beside
- * a capture of the same thread (another device's, another runtime's, the host's): our own captures the runtime looks after. */
+/* Makes the device's context current and the caller's again. In between, this thread may also call what the driver
+ * refuses beside a capture of the same thread (another device's, another runtime's, the host's): our own captures the
+ * runtime looks after. */
 bool nib_cuda_enter(nib_device *device);
 void nib_cuda_leave(nib_device *device);
 /* The driver's result as a status; a fault of the context is remembered. `what` names the call. */
@@ -115,12 +116,12 @@ nib_status nib_cuda_semaphore_wait(nib_stream *stream, void *semaphore, uint64_t
 nib_status nib_cuda_semaphore_signal(nib_stream *stream, void *semaphore, uint64_t value);
 
 /* module.c */
-nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count, char **image,
-                            size_t *bytes);
+nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
+                            char **image, size_t *bytes);
 nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t bytes, void **out);
 void nib_cuda_module_unload(nib_device *device, void *module);
-nib_status nib_cuda_function_find(nib_device *device, void *module, const char *name, void **function, nib_kernel_attributes *attributes,
-                                  struct nib_params_layout *layout);
+nib_status nib_cuda_function_find(nib_device *device, void *module, const char *name, void **function,
+                                  nib_kernel_attributes *attributes, struct nib_params_layout *layout);
 
 /* images.c: the headers that a user's source can include, for NVRTC */
 extern const int nib_cuda_header_count;

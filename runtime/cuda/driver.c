@@ -22,15 +22,18 @@ static bool fail(struct nib_driver *driver, char *reason, size_t size, const cha
 bool nib_driver_open(struct nib_driver *driver, char *reason, size_t size) {
   memset(driver, 0, sizeof *driver);
   driver->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (!driver->library) return fail(driver, reason, size, "no NVIDIA driver on this machine (libcuda.so.1 not found)", 0);
+  if (!driver->library)
+    return fail(driver, reason, size, "no NVIDIA driver on this machine (libcuda.so.1 not found)", 0);
   PFN_cuDriverGetVersion_v2020 get_version = (PFN_cuDriverGetVersion_v2020)dlsym(driver->library, "cuDriverGetVersion");
   void *get = dlsym(driver->library, "cuGetProcAddress_v2");
   CUresult told = get_version ? get_version(&driver->version) : CUDA_ERROR_NOT_FOUND;
-  if (told != CUDA_SUCCESS) return fail(driver, reason, size, "the NVIDIA driver does not tell its version (error %d)", (int)told * 1000);
+  if (told != CUDA_SUCCESS)
+    return fail(driver, reason, size, "the NVIDIA driver does not tell its version (error %d)", (int)told * 1000);
   if (!get || driver->version < OLDEST_DRIVER)
-    return fail(driver, reason, size, "the NVIDIA driver is too old: expected CUDA 12.0 or later, got %d.%d", driver->version);
-#define X(name, signature)                                                                    \
-  if (!(driver->name = (PFN_cu##name##_v##signature)find(get, "cu" #name, signature)))          \
+    return fail(driver, reason, size, "the NVIDIA driver is too old: expected CUDA 12.0 or later, got %d.%d",
+                driver->version);
+#define X(name, signature)                                                             \
+  if (!(driver->name = (PFN_cu##name##_v##signature)find(get, "cu" #name, signature))) \
     return fail(driver, reason, size, "the NVIDIA driver (CUDA %d.%d) lacks cu" #name, driver->version);
   NIB_DRIVER_LIST(X)
 #undef X
@@ -39,7 +42,8 @@ bool nib_driver_open(struct nib_driver *driver, char *reason, size_t size) {
 #undef X
   CUresult result = driver->Init(0);
   if (result == CUDA_ERROR_NO_DEVICE)
-    return fail(driver, reason, size, "the NVIDIA driver (CUDA %d.%d) shows no GPU (is CUDA_VISIBLE_DEVICES set?)", driver->version);
+    return fail(driver, reason, size, "the NVIDIA driver (CUDA %d.%d) shows no GPU (is CUDA_VISIBLE_DEVICES set?)",
+                driver->version);
   if (result != CUDA_SUCCESS) {
     const char *text = "unknown error";
     driver->GetErrorString(result, &text);

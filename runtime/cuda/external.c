@@ -1,5 +1,5 @@
-/* Memory and timeline semaphores that the GPU shares with other APIs and processes, by file descriptors; memory and streams of
- * the host's. */
+/* Memory and timeline semaphores that the GPU shares with other APIs and processes, by file descriptors; memory and
+ * streams of the host's. */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 
 static CUstream handle_of(const nib_stream *stream) { return ((struct nib_cuda_stream *)stream->impl)->handle; }
 
-/* ---- Memory of the host's --------------------------------------------------------------------------------------------------- */
+/* ---- Memory of the host's -------------------------------------------------------------------------------------- */
 
 nib_status nib_cuda_memory_check(nib_device *device, const char *operation, const void *data) {
   struct nib_cuda *cuda = nib_cuda_of(device);
@@ -18,15 +18,18 @@ nib_status nib_cuda_memory_check(nib_device *device, const char *operation, cons
   if (cuda->lost) return nib_cuda_lost(device);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   CUresult result = cuda->driver->PointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer);
-  if (result == CUDA_SUCCESS) result = cuda->driver->PointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer);
+  if (result == CUDA_SUCCESS)
+    result = cuda->driver->PointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer);
   nib_cuda_leave(device);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE) return nib_cuda_check(device, result, "cuPointerGetAttribute");
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE)
+    return nib_cuda_check(device, result, "cuPointerGetAttribute");
   if (result == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE && ordinal == cuda->ordinal) return NIB_OK;
-  return nib_fail(device->runtime, NIB_INVALID, "%s: data: expected an address in memory of %s, got %p, which is %s", operation,
-                  device->info.name, data, result != CUDA_SUCCESS ? "unknown to the driver" : "in other memory");
+  return nib_fail(device->runtime, NIB_INVALID, "%s: data: expected an address in memory of %s, got %p, which is %s",
+                  operation, device->info.name, data,
+                  result != CUDA_SUCCESS ? "unknown to the driver" : "in other memory");
 }
 
-/* ---- Streams of other frameworks -------------------------------------------------------------------------------------------- */
+/* ---- Streams of other frameworks ------------------------------------------------------------------------------- */
 
 static nib_status lead(nib_device *device, intptr_t consumer, const struct nib_uses *uses) {
   struct nib_cuda *cuda = nib_cuda_of(device);
@@ -40,14 +43,15 @@ static nib_status lead(nib_device *device, intptr_t consumer, const struct nib_u
   case CUDA_ERROR_INVALID_VALUE:
   case CUDA_ERROR_INVALID_CONTEXT:
   case CUDA_ERROR_CONTEXT_IS_DESTROYED: /* the stream's, not ours */
-    return nib_fail(device->runtime, NIB_INVALID, "to_dlpack: consumer_stream: expected a CUstream, 1, 2 or -1, got %lld",
-                    (long long)consumer);
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "to_dlpack: consumer_stream: expected a CUstream, 1, 2 or -1, got %lld", (long long)consumer);
   default: return nib_cuda_check(device, result, "cuStreamGetCtx");
   }
   for (int32_t i = 0; i < uses->count; i++) {
     const struct nib_use *use = &uses->items[i];
     uint64_t ticket = nib_use_ticket(use, false);
-    bool captures = use->stream->capture && !nib_cuda_reached(use->stream, ticket); /* another GPU's, which an event would break */
+    bool captures =
+      use->stream->capture && !nib_cuda_reached(use->stream, ticket); /* another GPU's, which an event would break */
     nib_status status = captures ? nib_check_not_capturing(use->stream->device, "to_dlpack")
                                  : nib_cuda_follow(device, stream, use->stream, ticket);
     if (status != NIB_OK) return status;
@@ -63,7 +67,7 @@ nib_status nib_cuda_lead_consumer(nib_device *device, intptr_t consumer, const s
   return status;
 }
 
-/* ---- Memory by file descriptor ---------------------------------------------------------------------------------------------- */
+/* ---- Memory by file descriptor --------------------------------------------------------------------------------- */
 
 struct nib_cuda_shared {
   CUexternalMemory external; /* of another API; NULL: of the driver's own */
@@ -79,10 +83,13 @@ static nib_status copy_fd(nib_runtime *rt, const char *operation, int fd, int *c
   return nib_fail(rt, NIB_INVALID, "%s: fd: expected an open file descriptor, got %d", operation, fd);
 }
 
-static CUresult import_external(struct nib_cuda *cuda, const nib_import_desc *desc, int fd, struct nib_cuda_shared *shared) {
+static CUresult import_external(struct nib_cuda *cuda, const nib_import_desc *desc, int fd,
+                                struct nib_cuda_shared *shared) {
   struct nib_driver *driver = cuda->driver;
-  CUDA_EXTERNAL_MEMORY_HANDLE_DESC handle = { .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .handle = { .fd = fd },
-                                              .size = desc->bytes, .flags = desc->dedicated ? CUDA_EXTERNAL_MEMORY_DEDICATED : 0 };
+  CUDA_EXTERNAL_MEMORY_HANDLE_DESC handle = { .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
+                                              .handle = { .fd = fd },
+                                              .size = desc->bytes,
+                                              .flags = desc->dedicated ? CUDA_EXTERNAL_MEMORY_DEDICATED : 0 };
   CUDA_EXTERNAL_MEMORY_BUFFER_DESC buffer = { .size = desc->bytes };
   CUresult result = driver->ImportExternalMemory(&shared->external, &handle);
   if (result != CUDA_SUCCESS) {
@@ -130,7 +137,8 @@ static CUresult create_shared(struct nib_cuda *cuda, size_t bytes, struct nib_cu
   return result == CUDA_SUCCESS ? map(cuda, shared) : result;
 }
 
-static CUresult import_exported(struct nib_cuda *cuda, const nib_import_desc *desc, int fd, struct nib_cuda_shared *shared) {
+static CUresult import_exported(struct nib_cuda *cuda, const nib_import_desc *desc, int fd,
+                                struct nib_cuda_shared *shared) {
   shared->bytes = desc->bytes;
   CUresult result = cuda->driver->MemImportFromShareableHandle(&shared->allocation, (void *)(uintptr_t)fd,
                                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
@@ -154,13 +162,16 @@ static nib_status make_shared(nib_device *device, const nib_import_desc *desc, s
                   : nib_fail_memory(rt, "tensor", sizeof *shared);
   }
   bool opaque = desc && desc->kind == NIB_FD_OPAQUE;
-  CUresult result = !desc ? create_shared(cuda, bytes, shared) : opaque ? import_external(cuda, desc, fd, shared)
-                                                                        : import_exported(cuda, desc, fd, shared);
+  CUresult result = !desc    ? create_shared(cuda, bytes, shared)
+                    : opaque ? import_external(cuda, desc, fd, shared)
+                             : import_exported(cuda, desc, fd, shared);
   nib_cuda_leave(device);
   if (result != CUDA_SUCCESS) {
     nib_free(rt, shared, sizeof *shared);
     return nib_cuda_check(device, result,
-                          !desc ? "cuMemCreate" : opaque ? "cuImportExternalMemory" : "cuMemImportFromShareableHandle");
+                          !desc    ? "cuMemCreate"
+                          : opaque ? "cuImportExternalMemory"
+                                   : "cuMemImportFromShareableHandle");
   }
   *data = (void *)(uintptr_t)shared->address;
   *out = shared;
@@ -181,7 +192,8 @@ nib_status nib_cuda_shared_export(nib_device *device, void *memory, int *fd, uin
   int made = -1;
   if (cuda->lost) return nib_cuda_lost(device);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
-  CUresult result = cuda->driver->MemExportToShareableHandle(&made, shared->allocation, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  CUresult result =
+    cuda->driver->MemExportToShareableHandle(&made, shared->allocation, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   nib_cuda_leave(device);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuMemExportToShareableHandle");
   fcntl(made, F_SETFD, FD_CLOEXEC);
@@ -208,7 +220,7 @@ void nib_cuda_shared_free(nib_device *device, void *memory) {
   nib_free(device->runtime, shared, sizeof *shared);
 }
 
-/* ---- Semaphores ------------------------------------------------------------------------------------------------------------- */
+/* ---- Semaphores ------------------------------------------------------------------------------------------------ */
 
 struct nib_cuda_semaphore {
   struct nib_cuda_semaphore *next, *previous; /* all of the device */
@@ -233,7 +245,8 @@ nib_status nib_cuda_semaphore_import(nib_device *device, int fd, void **out) {
   if (result != CUDA_SUCCESS) {
     close(copy);
     nib_free(rt, own, sizeof *own);
-    return own ? nib_cuda_check(device, result, "cuImportExternalSemaphore") : nib_fail_memory(rt, "semaphore", sizeof *own);
+    return own ? nib_cuda_check(device, result, "cuImportExternalSemaphore")
+               : nib_fail_memory(rt, "semaphore", sizeof *own);
   }
   own->next = cuda->semaphores;
   if (own->next) own->next->previous = own;

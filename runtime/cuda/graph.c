@@ -84,7 +84,9 @@ nib_status nib_cuda_plan_dot(struct nib_plan *plan, char *text, size_t size, siz
   struct nib_cuda_graph *own = plan->impl;
   if (cuda->lost) return nib_cuda_lost(device);
   int file = memfd_create("nibble graph", MFD_CLOEXEC);
-  if (file < 0) return nib_fail(device->runtime, NIB_FILE, "graph:dot: driver: expected a file in memory, got none from the system");
+  if (file < 0)
+    return nib_fail(device->runtime, NIB_FILE,
+                    "graph:dot: driver: expected a file in memory, got none from the system");
   char path[32];
   snprintf(path, sizeof path, "/proc/self/fd/%d", file);
   CUresult result = CUDA_ERROR_INVALID_CONTEXT;
@@ -95,7 +97,8 @@ nib_status nib_cuda_plan_dot(struct nib_plan *plan, char *text, size_t size, siz
   struct stat info = { 0 };
   nib_status status = nib_cuda_check(device, result, "cuGraphDebugDotPrint");
   if (status == NIB_OK && fstat(file, &info) != 0) info.st_size = 0;
-  size_t bytes = (size_t)info.st_size, room = text && size > 0 ? size - 1 : 0, wanted = bytes < room ? bytes : room, done = 0;
+  size_t bytes = (size_t)info.st_size, room = text && size > 0 ? size - 1 : 0, wanted = bytes < room ? bytes : room,
+         done = 0;
   while (status == NIB_OK && done < wanted) {
     ssize_t n = pread(file, text + done, wanted - done, (off_t)done);
     if (n <= 0) break;

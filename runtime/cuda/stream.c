@@ -15,7 +15,7 @@ struct nib_cuda_call {
   enum { CALL_QUEUED, CALL_RUNNING, CALL_DONE, CALL_DROPPED } state; /* atomic */
 };
 
-/* ---- Points ------------------------------------------------------------------------------------------------------------- */
+/* ---- Points ---------------------------------------------------------------------------------------------------- */
 
 static void point_release(nib_device *device, struct nib_cuda_point *point) {
   struct nib_cuda *cuda = nib_cuda_of(device);
@@ -48,8 +48,8 @@ static struct nib_cuda_point *point_create(nib_device *device) {
   return point;
 }
 
-/* Takes what is known to be done off the ring: the stream's points complete in order. An error of the driver tells nothing about
- * the work. */
+/* Takes what is known to be done off the ring: the stream's points complete in order. An error of the driver tells
+ * nothing about the work. */
 static CUresult poll_points(nib_stream *stream) {
   struct nib_cuda_stream *own = stream_of(stream);
   struct nib_cuda *cuda = nib_cuda_of(stream->device);
@@ -65,8 +65,8 @@ static CUresult poll_points(nib_stream *stream) {
   return CUDA_SUCCESS;
 }
 
-/* A point behind the stream's work so far; the ring keeps it, the caller may retain it. NULL: no event, the message is set.
- * The context is current. */
+/* A point behind the stream's work so far; the ring keeps it, the caller may retain it. NULL: no event, the message is
+ * set. The context is current. */
 static struct nib_cuda_point *point_record(nib_stream *stream, uint64_t ticket) {
   struct nib_cuda_stream *own = stream_of(stream);
   struct nib_cuda *cuda = nib_cuda_of(stream->device);
@@ -89,7 +89,7 @@ static struct nib_cuda_point *point_record(nib_stream *stream, uint64_t ticket) 
   return point;
 }
 
-/* ---- Streams ------------------------------------------------------------------------------------------------------------ */
+/* ---- Streams --------------------------------------------------------------------------------------------------- */
 
 nib_status nib_cuda_stream_open(nib_stream *stream) {
   nib_device *device = stream->device;
@@ -119,7 +119,8 @@ static nib_status check_handle(nib_device *device, CUstream handle) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   CUcontext context = NULL;
   if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
-    return nib_fail(device->runtime, NIB_INVALID, "stream: handle: expected a CUstream that the host made, got a default stream (%p)",
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "stream: handle: expected a CUstream that the host made, got a default stream (%p)",
                     (void *)handle);
   CUresult result = cuda->driver->StreamGetCtx(handle, &context);
   switch (result) {
@@ -128,12 +129,13 @@ static nib_status check_handle(nib_device *device, CUstream handle) {
   case CUDA_ERROR_INVALID_VALUE:
   case CUDA_ERROR_INVALID_CONTEXT:
   case CUDA_ERROR_CONTEXT_IS_DESTROYED: /* the stream's, not ours */
-    return nib_fail(device->runtime, NIB_INVALID, "stream: handle: expected a CUstream, got %p, which the driver does not know",
-                    (void *)handle);
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "stream: handle: expected a CUstream, got %p, which the driver does not know", (void *)handle);
   default: return nib_cuda_check(device, result, "cuStreamGetCtx");
   }
   if (context == cuda->context) return NIB_OK;
-  return nib_fail(device->runtime, NIB_INVALID, "stream: handle: expected a stream of the context that is used for %s, got one of another",
+  return nib_fail(device->runtime, NIB_INVALID,
+                  "stream: handle: expected a stream of the context that is used for %s, got one of another",
                   device->info.name);
 }
 
@@ -166,12 +168,14 @@ void nib_cuda_stream_unwrap(nib_stream *stream) {
   own->handle = NULL;
 }
 
-/* At the end of its stream. After a loss of the context a function may still run, on whose return the caller waits; one that
- * did not begin is not called any more, but as long as the driver has the pointer to it, that memory stays. */
+/* At the end of its stream. After a loss of the context a function may still run, on whose return the caller waits; one
+ * that did not begin is not called any more, but as long as the driver has the pointer to it, that memory stays. */
 static bool call_ended(struct nib_cuda_call *call) {
   int queued = CALL_QUEUED;
-  if (__atomic_compare_exchange_n(&call->state, &queued, CALL_DROPPED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return false;
-  while (__atomic_load_n(&call->state, __ATOMIC_ACQUIRE) != CALL_DONE) nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
+  if (__atomic_compare_exchange_n(&call->state, &queued, CALL_DROPPED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    return false;
+  while (__atomic_load_n(&call->state, __ATOMIC_ACQUIRE) != CALL_DONE)
+    nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
   return true;
 }
 
@@ -210,8 +214,8 @@ void nib_cuda_free_dropped(nib_device *device) {
   }
 }
 
-/* What a function may have without being asked is 48 KiB less its static shared memory. Other handles of the function may have
- * asked for more: it is never lowered, for the sake of their graphs. */
+/* What a function may have without being asked is 48 KiB less its static shared memory. Other handles of the function
+ * may have asked for more: it is never lowered, for the sake of their graphs. */
 static nib_status allow_shared(nib_device *device, const struct nib_work *work) {
   struct nib_driver *driver = nib_cuda_of(device)->driver;
   const CUfunction_attribute attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -219,10 +223,12 @@ static nib_status allow_shared(nib_device *device, const struct nib_work *work) 
   CUresult result = driver->FuncGetAttribute(&allowed, attribute, work->function);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuFuncGetAttribute");
   if (work->shared_bytes <= (uint32_t)allowed) return NIB_OK;
-  result = work->shared_bytes > INT32_MAX ? CUDA_ERROR_INVALID_VALUE
-                                          : driver->FuncSetAttribute(work->function, attribute, (int)work->shared_bytes);
+  result = work->shared_bytes > INT32_MAX
+             ? CUDA_ERROR_INVALID_VALUE
+             : driver->FuncSetAttribute(work->function, attribute, (int)work->shared_bytes);
   if (result == CUDA_ERROR_INVALID_VALUE)
-    return nib_fail(device->runtime, NIB_INVALID, "kernel:launch: shared: expected no more than a block of %s can have, got %u bytes",
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "kernel:launch: shared: expected no more than a block of %s can have, got %u bytes",
                     device->info.name, (unsigned)work->shared_bytes);
   return nib_cuda_check(device, result, "cuFuncSetAttribute");
 }
@@ -247,20 +253,23 @@ nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
     return status;
   }
   size_t bytes = work->bytes;
-  void *config[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, (void *)work->params, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
-  CUresult result = cuda->driver->LaunchKernel(function, g.grid[0], g.grid[1], g.grid[2], g.block[0], g.block[1], g.block[2],
-                                               g.shared_bytes, stream_of(stream)->handle, NULL, bytes ? config : NULL);
+  void *config[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, (void *)work->params, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                     CU_LAUNCH_PARAM_END };
+  CUresult result =
+    cuda->driver->LaunchKernel(function, g.grid[0], g.grid[1], g.grid[2], g.block[0], g.block[1], g.block[2],
+                               g.shared_bytes, stream_of(stream)->handle, NULL, bytes ? config : NULL);
   nib_cuda_leave(device);
   return nib_cuda_check(device, result, work->name);
 }
 
-/* ---- Host functions ------------------------------------------------------------------------------------------------------- */
+/* ---- Host functions -------------------------------------------------------------------------------------------- */
 
 /* On a thread of the driver. */
 static void run_call(void *argument) {
   struct nib_cuda_call *call = argument;
   int queued = CALL_QUEUED;
-  if (!__atomic_compare_exchange_n(&call->state, &queued, CALL_RUNNING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return;
+  if (!__atomic_compare_exchange_n(&call->state, &queued, CALL_RUNNING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    return;
   nib_status status = call->function(call->user), none = NIB_OK;
   if (status != NIB_OK)
     __atomic_compare_exchange_n(&call->stream->error, &none, status, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
@@ -291,10 +300,8 @@ nib_status nib_cuda_call(nib_stream *stream, nib_status (*function)(void *user),
     result = cuda->driver->LaunchHostFunc(own->handle, run_call, call);
     nib_cuda_leave(device);
   }
-  if (result == CUDA_SUCCESS)
-    own->calls = call;
-  else
-    nib_free(device->runtime, call, sizeof *call);
+  if (result == CUDA_SUCCESS) own->calls = call;
+  else nib_free(device->runtime, call, sizeof *call);
   return nib_cuda_check(device, result, "cuLaunchHostFunc");
 }
 
@@ -304,11 +311,12 @@ nib_status nib_cuda_take_error(nib_stream *stream) {
   if (nib_cuda_of(device)->lost) return nib_cuda_lost(device);
   nib_status error = __atomic_exchange_n(&own->error, NIB_OK, __ATOMIC_ACQ_REL);
   if (error == NIB_OK) return NIB_OK;
-  return nib_fail(device->runtime, NIB_STREAM, "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
+  return nib_fail(device->runtime, NIB_STREAM,
+                  "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
                   (unsigned long long)stream->id, nib_status_name(error), nib_status_text(error));
 }
 
-/* ---- Waiting ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Waiting --------------------------------------------------------------------------------------------------- */
 
 bool nib_cuda_reached(nib_stream *stream, uint64_t ticket) {
   nib_device *device = stream->device;
@@ -351,13 +359,14 @@ nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us
     /* Spin while a kernel may be about to end, then leave the processor to others. */
     if (spent > 100) nanosleep(&(struct timespec){ .tv_nsec = spent < 2000 ? 10000 : 100000 }, NULL);
   }
-  if (result == CUDA_SUCCESS && own->handle) result = cuda->driver->StreamQuery(own->handle); /* a lost context shows here at the latest */
+  if (result == CUDA_SUCCESS && own->handle)
+    result = cuda->driver->StreamQuery(own->handle); /* a lost context shows here at the latest */
   nib_cuda_leave(device);
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) return nib_cuda_check(device, result, "cuStreamQuery");
   return own->completed >= ticket ? NIB_OK : NIB_TIMEOUT;
 }
 
-/* ---- Events ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Events ---------------------------------------------------------------------------------------------------- */
 
 nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event) {
   nib_device *device = stream->device;
@@ -411,7 +420,8 @@ nib_status nib_cuda_follow(nib_device *device, CUstream follower, nib_stream *st
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_cuda_stream *own = stream_of(stream);
   if (cuda->lost) return nib_cuda_lost(device);
-  if (!own || nib_cuda_reached(stream, ticket)) return nib_cuda_of(stream->device)->lost ? nib_cuda_lost(stream->device) : NIB_OK;
+  if (!own || nib_cuda_reached(stream, ticket))
+    return nib_cuda_of(stream->device)->lost ? nib_cuda_lost(stream->device) : NIB_OK;
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   struct nib_cuda_point *point = point_behind(stream, ticket);
   CUresult result = point ? cuda->driver->StreamWaitEvent(follower, point->event, 0) : CUDA_ERROR_OUT_OF_MEMORY;

@@ -23,8 +23,10 @@ static bool is_whole_elf(const unsigned char *image, size_t bytes) {
   if (bytes < HEADER || image[4] != 2 /* 64 bits */) return false;
   uint64_t segments = number_at(image, 32, 8), sections = number_at(image, 40, 8);
   uint64_t segment_count = number_at(image, 56, 2), section_count = number_at(image, 60, 2);
-  if ((segment_count && number_at(image, 54, 2) != SEGMENT) || (section_count && number_at(image, 58, 2) != SECTION)) return false;
-  if (!inside(segments, segment_count, SEGMENT, bytes) || !inside(sections, section_count, SECTION, bytes)) return false;
+  if ((segment_count && number_at(image, 54, 2) != SEGMENT) || (section_count && number_at(image, 58, 2) != SECTION))
+    return false;
+  if (!inside(segments, segment_count, SEGMENT, bytes) || !inside(sections, section_count, SECTION, bytes))
+    return false;
   for (uint64_t i = 0; i < section_count; i++) {
     size_t section = (size_t)(sections + i * SECTION);
     if (number_at(image, section + 4, 4) != NO_BITS &&
@@ -50,8 +52,8 @@ nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t by
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (cuda->lost) return nib_cuda_lost(device);
   if (!is_code(image, bytes))
-    return nib_fail(device->runtime, NIB_INVALID, "module: image: expected PTX or a whole cubin or fatbin, got %zu bytes of something else",
-                    bytes);
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "module: image: expected PTX or a whole cubin or fatbin, got %zu bytes of something else", bytes);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   char log[4096] = "";
   CUjit_option options[] = { CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES };
@@ -61,7 +63,8 @@ nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t by
   nib_cuda_leave(device);
   *out = module;
   if (result == CUDA_SUCCESS || !log[0]) return nib_cuda_check(device, result, "cuModuleLoadDataEx");
-  return nib_fail(device->runtime, NIB_INVALID, "module: image: expected code for this GPU, got what the driver refuses: %.800s", log);
+  return nib_fail(device->runtime, NIB_INVALID,
+                  "module: image: expected code for this GPU, got what the driver refuses: %.800s", log);
 }
 
 void nib_cuda_module_unload(nib_device *device, void *module) {
@@ -71,8 +74,8 @@ void nib_cuda_module_unload(nib_device *device, void *module) {
   nib_cuda_leave(device);
 }
 
-nib_status nib_cuda_function_find(nib_device *device, void *module, const char *name, void **function, nib_kernel_attributes *attributes,
-                                  struct nib_params_layout *layout) {
+nib_status nib_cuda_function_find(nib_device *device, void *module, const char *name, void **function,
+                                  nib_kernel_attributes *attributes, struct nib_params_layout *layout) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_driver *driver = cuda->driver;
   if (cuda->lost) return nib_cuda_lost(device);
@@ -94,7 +97,8 @@ nib_status nib_cuda_function_find(nib_device *device, void *module, const char *
   };
   for (size_t i = 0; result == CUDA_SUCCESS && i < sizeof list / sizeof *list; i++)
     result = driver->FuncGetAttribute(list[i].value, list[i].attribute, found);
-  /* The driver tells the number of parameters in one way alone: it calls the first that is not there an invalid value. */
+  /* The driver tells the number of parameters in one way alone: it calls the first that is not there an invalid
+   * value. */
   layout->count = driver->FuncGetParamInfo ? 0 : -1;
   size_t offset, size;
   while (result == CUDA_SUCCESS && layout->count >= 0 && layout->count <= NIB_MAX_ARGUMENTS) {
@@ -111,14 +115,16 @@ nib_status nib_cuda_function_find(nib_device *device, void *module, const char *
   *function = found;
   if (result == CUDA_ERROR_NOT_FOUND)
     return nib_fail(device->runtime, NIB_INVALID,
-                    "module:kernel: name: expected a kernel of the module (extern \"C\" or mangled), got \"%.100s\"", name);
+                    "module:kernel: name: expected a kernel of the module (extern \"C\" or mangled), got \"%.100s\"",
+                    name);
   if (result == CUDA_SUCCESS && layout->count > NIB_MAX_ARGUMENTS)
-    return nib_fail(device->runtime, NIB_INVALID, "module:kernel: name: expected a kernel with at most %d parameters, got \"%.100s\"",
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "module:kernel: name: expected a kernel with at most %d parameters, got \"%.100s\"",
                     NIB_MAX_ARGUMENTS, name);
   return nib_cuda_check(device, result, "cuModuleGetFunction");
 }
 
-/* ---- NVRTC ------------------------------------------------------------------------------------------------------------ */
+/* ---- NVRTC ----------------------------------------------------------------------------------------------------- */
 
 struct nvrtc {
   void *library;
@@ -133,19 +139,22 @@ struct nvrtc {
 };
 
 static nib_status open_nvrtc(nib_runtime *rt, struct nvrtc *nvrtc) {
-  static const char *const names[] = { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so" };
+  static const char *const names[] = { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
+                                       "/usr/local/cuda/lib64/libnvrtc.so" };
   memset(nvrtc, 0, sizeof *nvrtc);
-  for (size_t i = 0; !nvrtc->library && i < sizeof names / sizeof *names; i++) nvrtc->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+  for (size_t i = 0; !nvrtc->library && i < sizeof names / sizeof *names; i++)
+    nvrtc->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
   if (!nvrtc->library)
-    return nib_fail(rt, NIB_UNAVAILABLE, "compile: NVRTC is not on this machine (libnvrtc.so.13 not found; the CUDA Toolkit has it)");
+    return nib_fail(rt, NIB_UNAVAILABLE,
+                    "compile: NVRTC is not on this machine (libnvrtc.so.13 not found; the CUDA Toolkit has it)");
   const struct {
     void *pointer;
     const char *name;
   } list[] = {
-    { &nvrtc->create, "nvrtcCreateProgram" },       { &nvrtc->destroy, "nvrtcDestroyProgram" },
-    { &nvrtc->compile, "nvrtcCompileProgram" },     { &nvrtc->cubin_size, "nvrtcGetCUBINSize" },
-    { &nvrtc->cubin, "nvrtcGetCUBIN" },             { &nvrtc->log_size, "nvrtcGetProgramLogSize" },
-    { &nvrtc->log, "nvrtcGetProgramLog" },          { &nvrtc->error, "nvrtcGetErrorString" },
+    { &nvrtc->create, "nvrtcCreateProgram" },   { &nvrtc->destroy, "nvrtcDestroyProgram" },
+    { &nvrtc->compile, "nvrtcCompileProgram" }, { &nvrtc->cubin_size, "nvrtcGetCUBINSize" },
+    { &nvrtc->cubin, "nvrtcGetCUBIN" },         { &nvrtc->log_size, "nvrtcGetProgramLogSize" },
+    { &nvrtc->log, "nvrtcGetProgramLog" },      { &nvrtc->error, "nvrtcGetErrorString" },
   };
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     void *symbol = dlsym(nvrtc->library, list[i].name);
@@ -166,7 +175,8 @@ static nib_status fail_with_log(nib_runtime *rt, const struct nvrtc *nvrtc, nvrt
   return status;
 }
 
-nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count, char **image, size_t *bytes) {
+nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
+                            char **image, size_t *bytes) {
   nib_runtime *rt = device->runtime;
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nvrtc nvrtc;
@@ -176,18 +186,21 @@ nib_status nib_cuda_compile(nib_device *device, const char *source, const char *
   snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d", cuda->compute_capability);
   const char *all[NIB_MAX_ARGUMENTS + 2] = { architecture, "--fmad=false" };
   if (option_count < 0 || option_count > NIB_MAX_ARGUMENTS)
-    return nib_fail(rt, NIB_INVALID, "compile: options: expected at most %d, got %d", NIB_MAX_ARGUMENTS, (int)option_count);
+    return nib_fail(rt, NIB_INVALID, "compile: options: expected at most %d, got %d", NIB_MAX_ARGUMENTS,
+                    (int)option_count);
   for (int32_t i = 0; i < option_count; i++) all[2 + i] = options[i];
   nvrtcProgram program = NULL;
-  nvrtcResult result = nvrtc.create(&program, source, "source.cu", nib_cuda_header_count, nib_cuda_header_texts, nib_cuda_header_names);
-  if (result != NVRTC_SUCCESS) return nib_fail(rt, NIB_MEMORY, "compile: NVRTC: expected success, got %s", nvrtc.error(result));
+  nvrtcResult result =
+    nvrtc.create(&program, source, "source.cu", nib_cuda_header_count, nib_cuda_header_texts, nib_cuda_header_names);
+  if (result != NVRTC_SUCCESS)
+    return nib_fail(rt, NIB_MEMORY, "compile: NVRTC: expected success, got %s", nvrtc.error(result));
   result = nvrtc.compile(program, option_count + 2, all);
   if (result != NVRTC_SUCCESS) {
     status = fail_with_log(rt, &nvrtc, program, result);
   } else if ((result = nvrtc.cubin_size(program, bytes)) != NVRTC_SUCCESS || *bytes == 0) {
     *bytes = 0;
-    status = nib_fail(rt, NIB_INVALID, "compile: options: expected such as give code for %s, got none (%s)", device->info.name,
-                      nvrtc.error(result));
+    status = nib_fail(rt, NIB_INVALID, "compile: options: expected such as give code for %s, got none (%s)",
+                      device->info.name, nvrtc.error(result));
   } else if (!(*image = nib_allocate(rt, *bytes))) {
     status = nib_fail_memory(rt, "compile", *bytes);
   } else if ((result = nvrtc.cubin(program, *image)) != NVRTC_SUCCESS) {

@@ -1,5 +1,5 @@
 /* Whole reads of files, files that take their place when they are whole, and what is said when either fails. */
-#define _GNU_SOURCE /* getrandom, realpath */
+#define _GNU_SOURCE       /* getrandom, realpath */
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <fcntl.h>
@@ -19,14 +19,15 @@
 #define PIECE ((size_t)4 << 20) /* bytes between two looks at the clock */
 
 static nib_status fail(nib_runtime *rt, const char *operation, const char *path, const char *doing, int error) {
-  return nib_fail(rt, NIB_FILE, "%s: path: expected a file to %s, got %s for \"%.200s\"", operation, doing, strerror(error), path);
+  return nib_fail(rt, NIB_FILE, "%s: path: expected a file to %s, got %s for \"%.200s\"", operation, doing,
+                  strerror(error), path);
 }
 
 void nib_file_close(int file) {
   if (file >= 0) close(file);
 }
 
-/* ---- Reading --------------------------------------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------------------------- */
 
 nib_status nib_file_open(nib_runtime *rt, const char *operation, const char *path, int *out, uint64_t *bytes) {
   struct stat info;
@@ -40,7 +41,10 @@ nib_status nib_file_open(nib_runtime *rt, const char *operation, const char *pat
   if (!S_ISREG(info.st_mode)) {
     nib_file_close(file);
     return nib_fail(rt, NIB_FILE, "%s: path: expected a regular file, got %s for \"%.200s\"", operation,
-                    S_ISDIR(info.st_mode) ? "a directory" : S_ISFIFO(info.st_mode) ? "a pipe" : "a device", path);
+                    S_ISDIR(info.st_mode)    ? "a directory"
+                    : S_ISFIFO(info.st_mode) ? "a pipe"
+                                             : "a device",
+                    path);
   }
   *out = file;
   *bytes = (uint64_t)info.st_size;
@@ -62,21 +66,21 @@ nib_status nib_file_read(nib_runtime *rt, const char *operation, const char *pat
   return NIB_OK;
 }
 
-/* ---- Writing --------------------------------------------------------------------------------------------------------------- */
+/* ---- Writing --------------------------------------------------------------------------------------------------- */
 
 struct nib_writer {
   nib_runtime *rt;
   const char *operation;
   int file;
-  int error;         /* errno of the first failure; 0: none so far */
-  bool late;         /* it was the deadline */
-  bool waits;        /* for the reader of a pipe, or a device */
-  bool replaces;     /* a file that was there */
-  bool made;         /* an empty one, through a link that led nowhere */
-  char *path;        /* as given; the block's others follow it */
-  char *target;      /* where it leads */
-  char *temporary;   /* beside the target; "": it is written in place */
-  size_t bytes;      /* of the block */
+  int error;       /* errno of the first failure; 0: none so far */
+  bool late;       /* it was the deadline */
+  bool waits;      /* for the reader of a pipe, or a device */
+  bool replaces;   /* a file that was there */
+  bool made;       /* an empty one, through a link that led nowhere */
+  char *path;      /* as given; the block's others follow it */
+  char *target;    /* where it leads */
+  char *temporary; /* beside the target; "": it is written in place */
+  size_t bytes;    /* of the block */
 };
 
 #define NAME_ROOM 24 /* behind a target's name: ".0123456789abcdef.part" */
@@ -95,7 +99,8 @@ static void name_temporary(char *out, const char *target) {
   sprintf(out, "%.*s.%016llx.part", (int)(folder + name), target, (unsigned long long)number);
 }
 
-/* What must be written where it is: pipes, devices, and what a process has open (/dev/stdout, also where it is a regular file). */
+/* What must be written where it is: pipes, devices, and what a process has open (/dev/stdout, also where it is a
+ * regular file). */
 static bool is_in_place(const char *path) {
   static const char *const open[] = { "/dev/fd/", "/dev/std", "/proc/" };
   struct stat info;
@@ -127,7 +132,8 @@ static int resolve(struct nib_writer *w, const char *path, char *target) {
   return 0;
 }
 
-/* A new file beside the target, with what the old one's owner and mode were; errno. Until it has them nobody else opens it. */
+/* A new file beside the target, with what the old one's owner and mode were; errno. Until it has them nobody else opens
+ * it. */
 static int open_beside(struct nib_writer *w, const struct stat *old) {
   if (w->replaces && faccessat(AT_FDCWD, w->target, W_OK, AT_EACCESS) != 0) return errno;
   do {
@@ -154,7 +160,8 @@ static int open_in_place(struct nib_writer *w, const char *path, bool pipe) {
     if (!pipe || errno != ENXIO) return errno;
     w->late = nib_is_late(w->rt);
     if (w->late) return ETIMEDOUT;
-    if (nanosleep(&(struct timespec){ .tv_nsec = 500000 }, NULL) != 0) return errno; /* Ctrl-C is not to wait for a reader */
+    if (nanosleep(&(struct timespec){ .tv_nsec = 500000 }, NULL) != 0)
+      return errno; /* Ctrl-C is not to wait for a reader */
   }
 }
 
@@ -222,7 +229,8 @@ nib_status nib_writer_create(nib_runtime *rt, const char *path, nib_writer **out
   return status;
 }
 
-/* write, but a reader that went away or a limit of the process's is an error alone, and no signal to the host; errno. */
+/* write, but a reader that went away or a limit of the process's is an error alone, and no signal to the host;
+ * errno. */
 static ssize_t write_quietly(int file, const void *data, size_t bytes) {
   sigset_t ours, before, pending;
   sigemptyset(&ours);
@@ -274,10 +282,8 @@ nib_status nib_writer_end(nib_writer *w, bool keep) {
     w->file = -1;
     if (close(file) != 0 && errno != EINTR && w->error == 0) w->error = errno;
     if (*w->temporary && w->error == 0) {
-      if (rename(w->temporary, w->target) == 0)
-        *w->temporary = 0;
-      else
-        w->error = errno;
+      if (rename(w->temporary, w->target) == 0) *w->temporary = 0;
+      else w->error = errno;
     }
     if (w->error == 0) w->made = false;
   }

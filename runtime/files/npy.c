@@ -8,7 +8,7 @@
 
 static const unsigned char magic[6] = { 0x93, 'N', 'U', 'M', 'P', 'Y' };
 
-/* ---- The header ---------------------------------------------------------------------------------------------------------- */
+/* ---- The header ------------------------------------------------------------------------------------------------ */
 
 struct header {
   nib_dtype dtype; /* NIB_DTYPE_NONE: `as` has to say it */
@@ -81,7 +81,8 @@ static void parse_descr(struct parser *p, struct header *h) {
   const char *text = NULL;
   size_t length = parse_string(p, &text);
   if (p->status != NIB_OK) return;
-  bool order = length == 3 && (text[0] == '<' || text[0] == '=' || (text[0] == '|' && (text[2] == '1' || text[1] == 'V')));
+  bool order =
+    length == 3 && (text[0] == '<' || text[0] == '=' || (text[0] == '|' && (text[2] == '1' || text[1] == 'V')));
   for (size_t i = 0; order && i < sizeof codes / sizeof *codes; i++)
     if (memcmp(text + 1, codes[i].code, 2) == 0) {
       h->dtype = codes[i].dtype;
@@ -90,7 +91,8 @@ static void parse_descr(struct parser *p, struct header *h) {
       h->is_f8 = text[1] == 'f' && text[2] == '8';
       return;
     }
-  damaged(p, "descr to be one of f4 f2 f8 u1 i1 u2 i4 i8 b1, or (with a dtype) i2 u4 u8 c8 V1 V2 V4 V8, little endian,", text, length);
+  damaged(p, "descr to be one of f4 f2 f8 u1 i1 u2 i4 i8 b1, or (with a dtype) i2 u4 u8 c8 V1 V2 V4 V8, little endian,",
+          text, length);
 }
 
 static void parse_shape(struct parser *p, struct header *h) {
@@ -99,9 +101,11 @@ static void parse_shape(struct parser *p, struct header *h) {
     skip_space(p);
     const char *start = p->at;
     int64_t size = 0;
-    while (p->at < p->end && *p->at >= '0' && *p->at <= '9' && size < (int64_t)1 << 58) size = size * 10 + (*p->at++ - '0');
+    while (p->at < p->end && *p->at >= '0' && *p->at <= '9' && size < (int64_t)1 << 58)
+      size = size * 10 + (*p->at++ - '0');
     if (p->at == start || (p->at < p->end && *p->at >= '0' && *p->at <= '9') || h->ndim == NIB_MAX_NDIM) {
-      damaged(p, h->ndim == NIB_MAX_NDIM ? "at most 8 dimensions" : "a size below 2^62", start, (size_t)(p->end - start));
+      damaged(p, h->ndim == NIB_MAX_NDIM ? "at most 8 dimensions" : "a size below 2^62", start,
+              (size_t)(p->end - start));
       return;
     }
     h->shape[h->ndim++] = size;
@@ -142,7 +146,7 @@ static void parse_header(struct parser *p, struct header *h) {
   if (p->status == NIB_OK && seen != 7) damaged(p, "descr, fortran_order and shape", "", 0);
 }
 
-/* ---- Loading --------------------------------------------------------------------------------------------------------------- */
+/* ---- Loading --------------------------------------------------------------------------------------------------- */
 
 void nib_round_f64(unsigned char *data, size_t count) {
   for (size_t i = 0; i < count; i++) {
@@ -153,7 +157,8 @@ void nib_round_f64(unsigned char *data, size_t count) {
 }
 
 /* What a file's first 12 bytes (`have`, where it is shorter) say: where the dictionary begins and the elements do. */
-static nib_status find_header(nib_runtime *rt, const unsigned char *data, size_t have, uint64_t size, size_t *start, size_t *elements) {
+static nib_status find_header(nib_runtime *rt, const unsigned char *data, size_t have, uint64_t size, size_t *start,
+                              size_t *elements) {
   if (have < 10 || memcmp(data, magic, sizeof magic) != 0)
     return nib_fail(rt, NIB_FORMAT, "load: file: expected a .npy file, got one that does not begin like it");
   if (data[6] < 1 || data[6] > 3)
@@ -162,8 +167,8 @@ static nib_status find_header(nib_runtime *rt, const unsigned char *data, size_t
   *start = data[6] == 1 ? 10 : 12;
   if (data[6] > 1 && have >= 12) length |= (size_t)data[10] << 16 | (size_t)data[11] << 24;
   if (size < *start || size - *start < length)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected a header of %zu bytes, got the end of the file after %llu", length,
-                    (unsigned long long)size);
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected a header of %zu bytes, got the end of the file after %llu",
+                    length, (unsigned long long)size);
   if (length > MOST_HEADER_BYTES)
     return nib_fail(rt, NIB_FORMAT, "load: file: expected a .npy header of at most 1 MiB, got %zu bytes", length);
   *elements = *start + length;
@@ -171,7 +176,8 @@ static nib_status find_header(nib_runtime *rt, const unsigned char *data, size_t
 }
 
 /* The dictionary, and that `bytes` bytes of elements are what it says, in the dtype that they are to have. */
-static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t length, uint64_t bytes, nib_dtype as, struct header *h) {
+static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t length, uint64_t bytes, nib_dtype as,
+                              struct header *h) {
   struct parser p = { rt, (const char *)text, (const char *)text + length, NIB_OK };
   parse_header(&p, h);
   skip_space(&p);
@@ -181,24 +187,29 @@ static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t
   uint64_t item = (uint64_t)h->item, most = bytes / item, count = 1;
   for (int32_t i = 0; i < h->ndim; i++) {
     if (h->shape[i] == 0) count = 0;
-    if (count > 0 && (uint64_t)h->shape[i] > most / count)
-      count = most + 1; /* too many, without overflow */
-    else
-      count *= (uint64_t)h->shape[i];
+    if (count > 0 && (uint64_t)h->shape[i] > most / count) count = most + 1; /* too many, without overflow */
+    else count *= (uint64_t)h->shape[i];
   }
   if (!nib_shape_fits((size_t)item, h->ndim, h->shape))
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected a shape of less than 2^62 bytes in the .npy header, got a larger one");
+    return nib_fail(rt, NIB_FORMAT,
+                    "load: file: expected a shape of less than 2^62 bytes in the .npy header, got a larger one");
   if (count > most || count * item != bytes)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected as many bytes of elements as the header's shape needs, got %llu",
+    return nib_fail(rt, NIB_FORMAT,
+                    "load: file: expected as many bytes of elements as the header's shape needs, got %llu",
                     (unsigned long long)bytes);
   if (as != NIB_DTYPE_NONE) {
     if (h->is_f8 || nib_dtype_bytes(as) != item)
       return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s",
-                      h->is_f8 ? "float64" : h->dtype == NIB_DTYPE_NONE ? h->code : nib_dtype_name(h->dtype), nib_dtype_name(as));
+                      h->is_f8                     ? "float64"
+                      : h->dtype == NIB_DTYPE_NONE ? h->code
+                                                   : nib_dtype_name(h->dtype),
+                      nib_dtype_name(as));
     h->dtype = as;
   }
   if (h->dtype == NIB_DTYPE_NONE)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected elements that a tensor can hold, or a dtype that says what they are, got %s", h->code);
+    return nib_fail(rt, NIB_FORMAT,
+                    "load: file: expected elements that a tensor can hold, or a dtype that says what they are, got %s",
+                    h->code);
   return NIB_OK;
 }
 
@@ -219,7 +230,8 @@ static nib_status create_raw(nib_stream *stream, const struct header *h, nib_ten
 }
 
 /* `raw`, filled, as the tensor that the header tells of. Takes `raw`. */
-static nib_status finish(nib_stream *stream, const struct header *h, nib_tensor *raw, nib_status status, nib_tensor **out) {
+static nib_status finish(nib_stream *stream, const struct header *h, nib_tensor *raw, nib_status status,
+                         nib_tensor **out) {
   if (status == NIB_OK && (!h->fortran_order || h->ndim < 2)) {
     *out = raw;
     return NIB_OK;
@@ -232,10 +244,8 @@ static nib_status finish(nib_stream *stream, const struct header *h, nib_tensor 
   if (status == NIB_OK) status = nib_tensor_copy(stream, result, view);
   nib_tensor_release(raw);
   nib_tensor_release(view);
-  if (status != NIB_OK)
-    nib_tensor_release(result);
-  else
-    *out = result;
+  if (status != NIB_OK) nib_tensor_release(result);
+  else *out = result;
   return status;
 }
 
@@ -252,7 +262,8 @@ nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib
   *out = NULL;
   nib_status status = check_load(stream, as);
   if (status == NIB_OK) status = find_header(rt, data, bytes, bytes, &start, &elements);
-  if (status == NIB_OK) status = read_header(rt, (const unsigned char *)data + start, elements - start, bytes - elements, as, &h);
+  if (status == NIB_OK)
+    status = read_header(rt, (const unsigned char *)data + start, elements - start, bytes - elements, as, &h);
   if (status != NIB_OK) return status;
   size_t size = bytes - elements;
   nib_tensor *raw = NULL;
@@ -266,7 +277,8 @@ nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib
 }
 
 /* The header of an open file. */
-static nib_status open_npy(nib_runtime *rt, const char *path, int file, uint64_t size, nib_dtype as, struct header *h, size_t *elements) {
+static nib_status open_npy(nib_runtime *rt, const char *path, int file, uint64_t size, nib_dtype as, struct header *h,
+                           size_t *elements) {
   unsigned char first[12] = { 0 };
   size_t have = size < sizeof first ? (size_t)size : sizeof first, start = 0;
   nib_status status = nib_file_read(rt, "load", path, file, first, have, 0);
@@ -305,18 +317,20 @@ nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_
   return status;
 }
 
-/* ---- Saving ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Saving ---------------------------------------------------------------------------------------------------- */
 
 static size_t write_header(const nib_tensor *tensor, char *text, size_t size) {
   static const char *const codes[NIB_DTYPE_COUNT] = {
-    [NIB_FLOAT32] = "<f4",       [NIB_FLOAT16] = "<f2", [NIB_BFLOAT16] = "<u2", [NIB_FLOAT8_E4M3FN] = "|u1", [NIB_UINT8] = "|u1",
-    [NIB_INT8] = "|i1", [NIB_UINT16] = "<u2",  [NIB_INT32] = "<i4",         [NIB_INT64] = "<i8",
+    [NIB_FLOAT32] = "<f4",       [NIB_FLOAT16] = "<f2", [NIB_BFLOAT16] = "<u2",
+    [NIB_FLOAT8_E4M3FN] = "|u1", [NIB_UINT8] = "|u1",   [NIB_INT8] = "|i1",
+    [NIB_UINT16] = "<u2",        [NIB_INT32] = "<i4",   [NIB_INT64] = "<i8",
   };
   memcpy(text, magic, sizeof magic);
   text[6] = 1;
   text[7] = 0;
   size_t used = 10;
-  used += (size_t)snprintf(text + used, size - used, "{'descr': '%s', 'fortran_order': False, 'shape': (", codes[tensor->dtype]);
+  used += (size_t)snprintf(text + used, size - used, "{'descr': '%s', 'fortran_order': False, 'shape': (",
+                           codes[tensor->dtype]);
   for (int32_t i = 0; i < tensor->ndim; i++)
     used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)tensor->shape[i]);
   used += (size_t)snprintf(text + used, size - used, "%s), }", tensor->ndim == 1 ? "," : "");

@@ -1,6 +1,7 @@
-/* The safetensors format: the length of a header (8 bytes), the header in JSON, the elements of all tensors. The header is
- * {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...} and may have texts under "__metadata__"; offsets
- * count from behind the header. The tensors fill what is there without a gap. */
+/* The safetensors format: the length of a header (8 bytes), the header in JSON, the elements of all tensors. The header
+ * is
+ * {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...} and may have texts under "__metadata__";
+ * offsets count from behind the header. The tensors fill what is there without a gap. */
 #include <stdio.h>
 #include <string.h>
 
@@ -46,7 +47,7 @@ static const struct nib_stored *find_stored(const char *name) {
   return NULL;
 }
 
-/* ---- Order of entries ------------------------------------------------------------------------------------------------------ */
+/* ---- Order of entries ------------------------------------------------------------------------------------------ */
 
 static int by_name(const nib_safetensors_entry *a, const nib_safetensors_entry *b) { return strcmp(a->name, b->name); }
 
@@ -84,7 +85,7 @@ const char *nib_entries_duplicate(nib_safetensors_entry *entries, int32_t count)
   return NULL;
 }
 
-/* ---- The header ------------------------------------------------------------------------------------------------------------ */
+/* ---- The header ------------------------------------------------------------------------------------------------ */
 
 struct parser {
   nib_runtime *rt;
@@ -96,10 +97,11 @@ static void damaged(struct parser *p, const char *expected) {
   if (p->status != NIB_OK) return;
   char shown[32];
   size_t n = 0;
-  for (; n < sizeof shown - 1 && p->at + n < p->end; n++) shown[n] = p->at[n] >= ' ' && p->at[n] <= '~' ? p->at[n] : '?';
+  for (; n < sizeof shown - 1 && p->at + n < p->end; n++)
+    shown[n] = p->at[n] >= ' ' && p->at[n] <= '~' ? p->at[n] : '?';
   shown[n] = 0;
-  p->status = nib_fail(p->rt, NIB_FORMAT, "load: file: expected %s at byte %zu of the safetensors header, got \"%s\"", expected,
-                       (size_t)(p->at - p->start), shown);
+  p->status = nib_fail(p->rt, NIB_FORMAT, "load: file: expected %s at byte %zu of the safetensors header, got \"%s\"",
+                       expected, (size_t)(p->at - p->start), shown);
 }
 
 static void skip_space(struct parser *p) {
@@ -121,7 +123,11 @@ static void expect(struct parser *p, char token) {
 size_t nib_utf8_length(const char *text, size_t length) {
   const unsigned char *c = (const unsigned char *)text;
   if (length == 0) return 0;
-  size_t n = c[0] < 0x80 ? 1 : c[0] >= 0xC2 && c[0] <= 0xDF ? 2 : (c[0] & 0xF0) == 0xE0 ? 3 : c[0] >= 0xF0 && c[0] <= 0xF4 ? 4 : 0;
+  size_t n = c[0] < 0x80                    ? 1
+             : c[0] >= 0xC2 && c[0] <= 0xDF ? 2
+             : (c[0] & 0xF0) == 0xE0        ? 3
+             : c[0] >= 0xF0 && c[0] <= 0xF4 ? 4
+                                            : 0;
   if (n == 0 || n > length) return 0;
   for (size_t i = 1; i < n; i++)
     if ((c[i] & 0xC0) != 0x80) return 0;
@@ -151,7 +157,10 @@ static unsigned parse_hex(struct parser *p) {
   unsigned code = 0;
   for (int i = 0; i < 4; i++, p->at++) {
     char c = p->at < p->end ? *p->at : 0;
-    int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    int digit = c >= '0' && c <= '9'   ? c - '0'
+                : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                       : -1;
     if (digit < 0) {
       damaged(p, "four hexadecimal digits");
       return 0;
@@ -213,7 +222,8 @@ static int64_t parse_integer(struct parser *p) {
   skip_space(p);
   char *start = p->at;
   int64_t value = 0;
-  while (p->at < p->end && *p->at >= '0' && *p->at <= '9' && value < (int64_t)1 << 58) value = value * 10 + (*p->at++ - '0');
+  while (p->at < p->end && *p->at >= '0' && *p->at <= '9' && value < (int64_t)1 << 58)
+    value = value * 10 + (*p->at++ - '0');
   bool goes_on = p->at < p->end && strchr("0123456789.eE+-", *p->at) && *p->at;
   if (p->at == start || goes_on || (*start == '0' && p->at - start > 1)) {
     p->at = start;
@@ -266,12 +276,9 @@ static void parse_entry(struct parser *p, nib_safetensors_entry *entry) {
     seen |= 1u << which;
     expect(p, ':');
     if (p->status != NIB_OK) return;
-    if (which == 0)
-      entry->stored = parse_string(p);
-    else if (which == 1)
-      parse_shape(p, entry);
-    else
-      parse_offsets(p, entry);
+    if (which == 0) entry->stored = parse_string(p);
+    else if (which == 1) parse_shape(p, entry);
+    else parse_offsets(p, entry);
   } while (accept(p, ','));
   expect(p, '}');
   if (seen != 7) damaged(p, "dtype, shape and data_offsets before");
@@ -335,13 +342,14 @@ static nib_status parse_header(nib_safetensors *f) {
   return p.status;
 }
 
-/* ---- Opening --------------------------------------------------------------------------------------------------------------- */
+/* ---- Opening --------------------------------------------------------------------------------------------------- */
 
 /* Whether the shape needs just the bytes that the entry has. Without overflow, whatever the sizes are. */
 static bool is_filled(const nib_safetensors_entry *entry, int bits) {
   uint64_t most = entry->bytes * 8 / (uint64_t)bits, count = 1;
   for (int32_t i = 0; i < entry->ndim; i++)
-    if (entry->shape[i] == 0) return entry->bytes == 0 && nib_shape_fits(bits < 8 ? 1 : (size_t)bits / 8, entry->ndim, entry->shape);
+    if (entry->shape[i] == 0)
+      return entry->bytes == 0 && nib_shape_fits(bits < 8 ? 1 : (size_t)bits / 8, entry->ndim, entry->shape);
   for (int32_t i = 0; i < entry->ndim; i++) {
     if ((uint64_t)entry->shape[i] > most / count) return false;
     count *= (uint64_t)entry->shape[i];
@@ -358,13 +366,15 @@ static nib_status check_entries(nib_safetensors *f, uint64_t bytes) {
   for (int32_t i = 0; i < f->count; i++) {
     nib_safetensors_entry *entry = &f->entries[i];
     if (entry->offset != at || entry->bytes > bytes - at)
-      return nib_fail(f->rt, NIB_FORMAT, "load: file: expected \"%.100s\" at byte %llu of %llu bytes of elements, got %llu..%llu",
+      return nib_fail(f->rt, NIB_FORMAT,
+                      "load: file: expected \"%.100s\" at byte %llu of %llu bytes of elements, got %llu..%llu",
                       entry->name, (unsigned long long)at, (unsigned long long)bytes, (unsigned long long)entry->offset,
                       (unsigned long long)(entry->offset + entry->bytes));
     const struct nib_stored *stored = find_stored(entry->stored);
     entry->dtype = stored ? stored->dtype : NIB_DTYPE_NONE;
     if (stored && !is_filled(entry, stored->bits))
-      return nib_fail(f->rt, NIB_FORMAT, "load: file: expected \"%.100s\" to have the bytes that its shape needs in %s, got %llu",
+      return nib_fail(f->rt, NIB_FORMAT,
+                      "load: file: expected \"%.100s\" to have the bytes that its shape needs in %s, got %llu",
                       entry->name, stored->name, (unsigned long long)entry->bytes);
     at += entry->bytes;
     entry->offset += 8 + f->header_bytes;
@@ -385,7 +395,8 @@ static nib_status open_file(nib_safetensors *f, const char *path) {
   if (status != NIB_OK) return status;
   for (int i = 7; i >= 0; i--) length = length << 8 | prefix[i];
   if (length > NIB_MOST_HEADER_BYTES || length > size - 8)
-    return nib_fail(f->rt, NIB_FORMAT, "load: file: expected a safetensors header inside the file, at most 100 MiB, got %llu bytes",
+    return nib_fail(f->rt, NIB_FORMAT,
+                    "load: file: expected a safetensors header inside the file, at most 100 MiB, got %llu bytes",
                     (unsigned long long)length);
   f->header = nib_allocate(f->rt, (size_t)length + 1);
   if (!f->header) return nib_fail_memory(f->rt, "load", (size_t)length);
@@ -433,7 +444,7 @@ const nib_safetensors_entry *nib_safetensors_at(const nib_safetensors *file, int
   return index >= 0 && index < file->count ? &file->entries[index] : NULL;
 }
 
-/* ---- One tensor ------------------------------------------------------------------------------------------------------------ */
+/* ---- One tensor ------------------------------------------------------------------------------------------------ */
 
 nib_status nib_safetensors_find(const nib_safetensors *file, const char *name, int32_t *index) {
   for (int32_t i = 0; i < file->count; i++)
@@ -445,7 +456,8 @@ nib_status nib_safetensors_find(const nib_safetensors *file, const char *name, i
   size_t used = 0;
   int32_t shown = 0;
   for (; shown < file->count && used + strlen(file->entries[shown].name) + 40 < sizeof names; shown++)
-    used += (size_t)snprintf(names + used, sizeof names - used, "%s\"%s\"", shown ? ", " : "one of ", file->entries[shown].name);
+    used += (size_t)snprintf(names + used, sizeof names - used, "%s\"%s\"", shown ? ", " : "one of ",
+                             file->entries[shown].name);
   if (shown < file->count)
     snprintf(names + used, sizeof names - used, "%s%d %s", shown ? " and " : "one of ", (int)(file->count - shown),
              shown ? "more" : "long names");
@@ -453,7 +465,8 @@ nib_status nib_safetensors_find(const nib_safetensors *file, const char *name, i
   return nib_fail(file->rt, NIB_INVALID, "load: name: expected %s, got \"%.100s\"", names, name);
 }
 
-nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file, int32_t index, nib_dtype as, nib_tensor **out) {
+nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file, int32_t index, nib_dtype as,
+                                nib_tensor **out) {
   nib_runtime *rt = file->rt;
   *out = NULL;
   nib_status status = nib_check_stream(stream, "load");
@@ -468,13 +481,13 @@ nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file,
   nib_dtype dtype = as == NIB_DTYPE_NONE ? entry->dtype : as;
   bool rounds = stored && strcmp(stored->name, "F64") == 0;
   if (dtype == NIB_DTYPE_NONE || !stored)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected \"%.100s\" to have elements that a tensor can hold, got %.20s", entry->name,
+    return nib_fail(rt, NIB_FORMAT,
+                    "load: file: expected \"%.100s\" to have elements that a tensor can hold, got %.20s", entry->name,
                     entry->stored);
   int64_t shape[NIB_MAX_NDIM];
   memcpy(shape, entry->shape, sizeof shape);
   int64_t *last = entry->ndim > 0 ? &shape[entry->ndim - 1] : NULL;
-  if (stored->bits == 4 && as == NIB_UINT8 && last && *last % 2 == 0)
-    *last /= 2; /* packed in pairs */
+  if (stored->bits == 4 && as == NIB_UINT8 && last && *last % 2 == 0) *last /= 2; /* packed in pairs */
   else if (as != NIB_DTYPE_NONE && (rounds || nib_dtype_bytes(as) * 8 != (size_t)stored->bits))
     return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s", stored->name,
                     nib_dtype_name(as));
@@ -482,7 +495,8 @@ nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file,
   if (status != NIB_OK) return status;
   size_t bytes = (size_t)entry->bytes;
   unsigned char *data = nib_allocate(rt, bytes + 1);
-  status = data ? nib_file_read(rt, "load", entry->name, file->file, data, bytes, entry->offset) : nib_fail_memory(rt, "load", bytes);
+  status = data ? nib_file_read(rt, "load", entry->name, file->file, data, bytes, entry->offset)
+                : nib_fail_memory(rt, "load", bytes);
   if (status == NIB_OK && rounds) {
     nib_round_f64(data, bytes / 8);
     bytes /= 2;

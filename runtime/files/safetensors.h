@@ -5,7 +5,7 @@
 #include "../backend.h"
 
 #define NIB_MOST_HEADER_BYTES ((uint64_t)100 << 20)
-#define NIB_METADATA "__metadata__"
+#define NIB_METADATA          "__metadata__"
 
 struct nib_stored {
   const char *name;

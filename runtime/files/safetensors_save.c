@@ -33,12 +33,10 @@ static void put_string(struct text *t, const char *string) {
   put_text(t, "\"");
   for (; *string; string++) {
     char escape[8];
-    if (*string == '"' || *string == '\\')
-      put(t, escape, (size_t)snprintf(escape, sizeof escape, "\\%c", *string));
+    if (*string == '"' || *string == '\\') put(t, escape, (size_t)snprintf(escape, sizeof escape, "\\%c", *string));
     else if ((unsigned char)*string < ' ')
       put(t, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", (unsigned)*string));
-    else
-      put(t, string, 1);
+    else put(t, string, 1);
   }
   put_text(t, "\"");
 }
@@ -67,11 +65,14 @@ static nib_status save_check(nib_runtime *rt, int32_t count, const char *const *
     size_t length = strlen(names[i]), at = 0, n = 1;
     for (; at < length && n > 0; at += n) n = nib_utf8_length(names[i] + at, length - at);
     if (n == 0 || strcmp(names[i], NIB_METADATA) == 0)
-      return nib_fail(rt, NIB_INVALID, "save: name: expected UTF-8 other than " NIB_METADATA ", got \"%.100s\"", names[i]);
+      return nib_fail(rt, NIB_INVALID, "save: name: expected UTF-8 other than " NIB_METADATA ", got \"%.100s\"",
+                      names[i]);
     if (nib_tensor_runtime(tensors[i]) != rt)
-      return nib_fail(rt, NIB_INVALID, "save: tensors: expected tensors of one runtime, got \"%.100s\" of another", names[i]);
+      return nib_fail(rt, NIB_INVALID, "save: tensors: expected tensors of one runtime, got \"%.100s\" of another",
+                      names[i]);
     nib_status status = nib_check_not_capturing(nib_tensor_dev(tensors[i]), "save");
-    if (status == NIB_OK) status = nib_tensor_wait(tensors[i], NIB_UNLIMITED); /* whose report comes before there is a file */
+    if (status == NIB_OK)
+      status = nib_tensor_wait(tensors[i], NIB_UNLIMITED); /* whose report comes before there is a file */
     if (status != NIB_OK) return status;
   }
   return NIB_OK;
@@ -87,8 +88,8 @@ static nib_status save_tensor(nib_runtime *rt, nib_writer *writer, nib_tensor *t
 }
 
 /* `entries` is for `count` of them. */
-static nib_status save(nib_runtime *rt, const char *path, int32_t count, const char *const *names, nib_tensor *const *tensors,
-                       nib_safetensors_entry *entries) {
+static nib_status save(nib_runtime *rt, const char *path, int32_t count, const char *const *names,
+                       nib_tensor *const *tensors, nib_safetensors_entry *entries) {
   nib_status status = save_check(rt, count, names, tensors);
   if (status != NIB_OK) return status;
   for (int32_t i = 0; i < count; i++) {
@@ -106,7 +107,8 @@ static nib_status save(nib_runtime *rt, const char *path, int32_t count, const c
   struct text header = { NULL, 0 };
   put_header(&header, entries, count);
   size_t length = header.used;
-  if (length > NIB_MOST_HEADER_BYTES) return nib_fail(rt, NIB_INVALID, "save: tensors: expected names of 100 MiB at most, got more");
+  if (length > NIB_MOST_HEADER_BYTES)
+    return nib_fail(rt, NIB_INVALID, "save: tensors: expected names of 100 MiB at most, got more");
   header = (struct text){ nib_allocate(rt, length + 8), 8 };
   if (!header.data) return nib_fail_memory(rt, "save", length);
   for (int i = 0; i < 8; i++) header.data[i] = (char)((uint64_t)length >> 8 * i & 0xFF);

@@ -5,7 +5,7 @@
 
 #include "../backend.h"
 
-/* ---- Element types -------------------------------------------------------------------------------------------------- */
+/* ---- Element types --------------------------------------------------------------------------------------------- */
 
 struct element {
   uint8_t code, bits;
@@ -15,21 +15,16 @@ struct element {
 
 /* Out goes the first of a dtype. */
 static const struct element elements[] = {
-  { NIB_DLPACK_FLOAT, 32, 1, NIB_FLOAT32 },
-  { NIB_DLPACK_FLOAT, 16, 1, NIB_FLOAT16 },
-  { NIB_DLPACK_BFLOAT, 16, 1, NIB_BFLOAT16 },
-  { NIB_DLPACK_E4M3FN, 8, 1, NIB_FLOAT8_E4M3FN },
-  { NIB_DLPACK_UINT, 8, 1, NIB_UINT8 },
-  { NIB_DLPACK_INT, 8, 1, NIB_INT8 },
-  { NIB_DLPACK_UINT, 16, 1, NIB_UINT16 },
-  { NIB_DLPACK_INT, 32, 1, NIB_INT32 },
-  { NIB_DLPACK_INT, 64, 1, NIB_INT64 },
-  { NIB_DLPACK_BOOL, 8, 1, NIB_UINT8 },
+  { NIB_DLPACK_FLOAT, 32, 1, NIB_FLOAT32 },   { NIB_DLPACK_FLOAT, 16, 1, NIB_FLOAT16 },
+  { NIB_DLPACK_BFLOAT, 16, 1, NIB_BFLOAT16 }, { NIB_DLPACK_E4M3FN, 8, 1, NIB_FLOAT8_E4M3FN },
+  { NIB_DLPACK_UINT, 8, 1, NIB_UINT8 },       { NIB_DLPACK_INT, 8, 1, NIB_INT8 },
+  { NIB_DLPACK_UINT, 16, 1, NIB_UINT16 },     { NIB_DLPACK_INT, 32, 1, NIB_INT32 },
+  { NIB_DLPACK_INT, 64, 1, NIB_INT64 },       { NIB_DLPACK_BOOL, 8, 1, NIB_UINT8 },
   { NIB_DLPACK_E2M1FN, 4, 2, NIB_UINT8 }, /* two codes, the earlier in the low bits */
 };
 #define ELEMENT_COUNT (sizeof elements / sizeof *elements)
 
-/* ---- From others ---------------------------------------------------------------------------------------------------- */
+/* ---- From others ----------------------------------------------------------------------------------------------- */
 
 static void call_deleter(void *user) {
   struct DLManagedTensorVersioned *managed = user;
@@ -43,14 +38,19 @@ static nib_status find_device(nib_runtime *rt, const struct nib_dlpack_tensor *f
   switch (from->device_type) {
   case NIB_DLPACK_CUDA_HOST: *pinned_by = nib_find_pinning(rt); /* fall through */
   case NIB_DLPACK_CPU: *device = &rt->devices[0]; return NIB_OK;
-  case NIB_DLPACK_CUDA: snprintf(name, sizeof name, "cuda:%d", (int)from->device_id); return nib_device_find(rt, name, device);
+  case NIB_DLPACK_CUDA:
+    snprintf(name, sizeof name, "cuda:%d", (int)from->device_id);
+    return nib_device_find(rt, name, device);
   default:
-    return nib_fail(rt, NIB_INVALID, "from_dlpack: device: expected memory of the CPU (1), of CUDA (2) or pinned by CUDA (3), got "
-                    "device type %d", (int)from->device_type);
+    return nib_fail(rt, NIB_INVALID,
+                    "from_dlpack: device: expected memory of the CPU (1), of CUDA (2) or pinned by CUDA (3), got "
+                    "device type %d",
+                    (int)from->device_type);
   }
 }
 
-/* Strides as they count: where a dimension has one element, or the tensor none, a producer may put any number. false: compact. */
+/* Strides as they count: where a dimension has one element, or the tensor none, a producer may put any number. false:
+ * compact. */
 static bool copy_strides(const struct nib_dlpack_tensor *from, int64_t *strides) {
   if (!from->strides || !from->shape || from->ndim > NIB_MAX_NDIM) return false; /* what is wrong is told later */
   for (int32_t i = 0; i < from->ndim; i++)
@@ -77,22 +77,28 @@ nib_status nib_tensor_from_dlpack(nib_runtime *rt, struct DLManagedTensorVersion
          !(elements[i].code == from->code && elements[i].bits == from->bits && elements[i].lanes == from->lanes))
     i++;
   if (i == ELEMENT_COUNT || (from->bits < 8 && managed->flags & NIB_DLPACK_PADDED))
-    return nib_fail(rt, NIB_INVALID,
-                    "from_dlpack: dtype: expected float 32 or 16, bfloat 16, float8_e4m3fn, int 8, 32 or 64, uint 8 or 16, bool, of "
-                    "one lane each, or packed float4_e2m1fn of two, got code %d of %d bits and %d lanes",
-                    (int)from->code, (int)from->bits, (int)from->lanes);
+    return nib_fail(
+      rt, NIB_INVALID,
+      "from_dlpack: dtype: expected float 32 or 16, bfloat 16, float8_e4m3fn, int 8, 32 or 64, uint 8 or 16, bool, of "
+      "one lane each, or packed float4_e2m1fn of two, got code %d of %d bits and %d lanes",
+      (int)from->code, (int)from->bits, (int)from->lanes);
   nib_device *device = NULL, *pinned_by = NULL;
   status = find_device(rt, from, &device, &pinned_by);
   if (status != NIB_OK) return status;
   int64_t strides[NIB_MAX_NDIM];
   bool has_strides = copy_strides(from, strides);
-  nib_wrap_desc desc = { .dtype = elements[i].dtype, .ndim = from->ndim, .shape = from->shape, .stride = has_strides ? strides : NULL,
+  nib_wrap_desc desc = { .dtype = elements[i].dtype,
+                         .ndim = from->ndim,
+                         .shape = from->shape,
+                         .stride = has_strides ? strides : NULL,
                          .data = from->data ? (char *)from->data + from->byte_offset : NULL,
-                         .read_only = managed->flags & NIB_DLPACK_READ_ONLY, .release = call_deleter, .user = managed };
+                         .read_only = managed->flags & NIB_DLPACK_READ_ONLY,
+                         .release = call_deleter,
+                         .user = managed };
   return nib_wrap(device, pinned_by, "from_dlpack", &desc, out);
 }
 
-/* ---- To others ------------------------------------------------------------------------------------------------------ */
+/* ---- To others ------------------------------------------------------------------------------------------------- */
 
 struct nib_export {
   struct DLManagedTensorVersioned managed;
@@ -145,7 +151,8 @@ static nib_status order(nib_tensor *tensor, intptr_t consumer_stream) {
   struct nib_uses *uses = &tensor->storage->deferred.uses;
   if (consumer_stream == -1) return NIB_OK;
   nib_status status = nib_check_not_capturing(device, "to_dlpack");
-  if (status == NIB_OK && !device->backend->host_memory) return device->backend->lead_consumer(device, consumer_stream, uses);
+  if (status == NIB_OK && !device->backend->host_memory)
+    return device->backend->lead_consumer(device, consumer_stream, uses);
   if (status == NIB_OK) status = nib_tensor_wait(tensor, NIB_UNLIMITED);
   return status == NIB_OK ? nib_uses_wait(device, uses, false, NIB_UNLIMITED) : status;
 }
@@ -177,7 +184,9 @@ nib_status nib_tensor_to_dlpack(nib_tensor *tensor, intptr_t consumer_stream, st
     .deleter = come_back,
     .flags = tensor->storage->read_only ? NIB_DLPACK_READ_ONLY : 0,
     .tensor = { .data = nib_tensor_numel(tensor) > 0 ? nib_tensor_data(tensor) : NULL,
-                .device_type = pinned ? NIB_DLPACK_CUDA_HOST : device->backend->host_memory ? NIB_DLPACK_CPU : NIB_DLPACK_CUDA,
+                .device_type = pinned                         ? NIB_DLPACK_CUDA_HOST
+                               : device->backend->host_memory ? NIB_DLPACK_CPU
+                                                              : NIB_DLPACK_CUDA,
                 .device_id = device->backend->host_memory ? 0 : (int32_t)(device - rt->devices) - 1,
                 .ndim = tensor->ndim,
                 .code = elements[i].code,

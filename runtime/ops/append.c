@@ -12,12 +12,13 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   if (c.status != NIB_OK) return c.status;
   nib_check_multiple(&c, "append_key", "head_dim", key->shape[2], 16);
   nib_check_last_contiguous(&c, "append_key", key);
-  nib_check_tensor(&c, "append_value", value, NIB_BIT(key->dtype), 3, key->shape, "[rows, num_kv_heads, head_dim], as append_key");
+  nib_check_tensor(&c, "append_value", value, NIB_BIT(key->dtype), 3, key->shape,
+                   "[rows, num_kv_heads, head_dim], as append_key");
   if (c.status == NIB_OK) nib_check_last_contiguous(&c, "append_value", value);
   nib_check_tensor(&c, "slot_mapping", slots, NIB_INDICES, 1, NULL, "[nnz]");
   if (c.status == NIB_OK && slots->shape[0] > key->shape[0])
-    nib_check_fail(&c, "slot_mapping", "expected at most as many slots as rows (%lld), got %lld", (long long)key->shape[0],
-                   (long long)slots->shape[0]);
+    nib_check_fail(&c, "slot_mapping", "expected at most as many slots as rows (%lld), got %lld",
+                   (long long)key->shape[0], (long long)slots->shape[0]);
 
   nib_tensor k, v, k_sf, v_sf;
   int64_t width = key->shape[2] / 2, blocks = key->shape[2] / 16;
@@ -36,9 +37,13 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   const struct {
     const char *name;
     const nib_tensor *tensor;
-  } outputs[] = { { "paged_kv_cache (K)", &k }, { "paged_kv_cache (V)", &v }, { "kv_cache_sf (K)", &k_sf }, { "kv_cache_sf (V)", &v_sf } };
+  } outputs[] = { { "paged_kv_cache (K)", &k },
+                  { "paged_kv_cache (V)", &v },
+                  { "kv_cache_sf (K)", &k_sf },
+                  { "kv_cache_sf (V)", &v_sf } };
   for (int i = 0; i < 4; i++) {
-    for (int j = 0; j < i; j++) nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, outputs[j].name, outputs[j].tensor);
+    for (int j = 0; j < i; j++)
+      nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, outputs[j].name, outputs[j].tensor);
     nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "append_key", key);
     nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "append_value", value);
     nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "slot_mapping", slots);

@@ -23,7 +23,8 @@ void nib_check_fail(struct nib_check *c, const char *parameter, const char *form
   c->status = nib_fail(c->rt, NIB_INVALID, "%s: %s: %s", c->operation, parameter, text);
 }
 
-const void *nib_check_desc(struct nib_check *c, void *own, size_t own_bytes, size_t least, const void *given, size_t bytes) {
+const void *nib_check_desc(struct nib_check *c, void *own, size_t own_bytes, size_t least, const void *given,
+                           size_t bytes) {
   if (c->status == NIB_OK) c->status = nib_read_desc(c->rt, c->operation, own, own_bytes, least, given, bytes);
   return c->status == NIB_OK ? own : NULL;
 }
@@ -32,12 +33,13 @@ static const char *dtype_names(unsigned dtypes, char *text, size_t size) {
   size_t used = 0;
   text[0] = 0;
   for (int i = 0; i < NIB_DTYPE_COUNT && used < size; i++)
-    if (dtypes & NIB_BIT(i)) used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " or " : "", nib_dtype_name((nib_dtype)i));
+    if (dtypes & NIB_BIT(i))
+      used += (size_t)snprintf(text + used, size - used, "%s%s", used ? " or " : "", nib_dtype_name((nib_dtype)i));
   return text;
 }
 
-void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes, int32_t ndim,
-                      const int64_t *shape, const char *meaning) {
+void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes,
+                      int32_t ndim, const int64_t *shape, const char *meaning) {
   char names[96], want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
   if (c->status != NIB_OK) return;
   if (!tensor) {
@@ -51,7 +53,8 @@ void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tens
     nib_check_fail(c, parameter, "expected dtype %s, got %s", dtype_names(dtypes, names, sizeof names),
                    nib_describe(tensor, have, sizeof have));
   if (tensor->ndim != ndim)
-    nib_check_fail(c, parameter, "expected %d dimensions %s, got %s", (int)ndim, meaning, nib_describe(tensor, have, sizeof have));
+    nib_check_fail(c, parameter, "expected %d dimensions %s, got %s", (int)ndim, meaning,
+                   nib_describe(tensor, have, sizeof have));
   bool fits = true;
   for (int32_t i = 0; shape && i < ndim && i < tensor->ndim; i++) fits &= shape[i] < 0 || tensor->shape[i] == shape[i];
   if (fits) return;
@@ -65,7 +68,8 @@ void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tens
 static const char *describe_strides(const nib_tensor *tensor, char *text, size_t size) {
   size_t used = strlen(nib_describe(tensor, text, size));
   for (int32_t i = 0; i < tensor->ndim && used < size; i++)
-    used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : " with strides {", (long long)tensor->stride[i]);
+    used +=
+      (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : " with strides {", (long long)tensor->stride[i]);
   if (used < size) snprintf(text + used, size - used, "}");
   return text;
 }
@@ -81,13 +85,15 @@ void nib_check_last_contiguous(struct nib_check *c, const char *parameter, const
   if (c->status != NIB_OK) return;
   int32_t last = tensor->ndim - 1;
   if (tensor->shape[last] > 1 && tensor->stride[last] != 1)
-    nib_check_fail(c, parameter, "expected a contiguous last dimension, got %s", describe_strides(tensor, have, sizeof have));
+    nib_check_fail(c, parameter, "expected a contiguous last dimension, got %s",
+                   describe_strides(tensor, have, sizeof have));
 }
 
 void nib_check_output(struct nib_check *c, const char *parameter, const nib_tensor *tensor) {
   char have[2 * NIB_DESCRIPTION];
   if (c->status != NIB_OK || !nib_tensor_overlaps_itself(tensor)) return;
-  nib_check_fail(c, parameter, "expected an output whose elements do not overlap, got %s", describe_strides(tensor, have, sizeof have));
+  nib_check_fail(c, parameter, "expected an output whose elements do not overlap, got %s",
+                 describe_strides(tensor, have, sizeof have));
 }
 
 void nib_check_disjoint(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
@@ -101,14 +107,15 @@ void nib_check_disjoint(struct nib_check *c, const char *parameter, const nib_te
 
 void nib_check_multiple(struct nib_check *c, const char *parameter, const char *what, int64_t value, int64_t factor) {
   if (c->status != NIB_OK || (value > 0 && value % factor == 0)) return;
-  if (factor == 1)
-    nib_check_fail(c, parameter, "expected a positive %s, got %lld", what, (long long)value);
+  if (factor == 1) nib_check_fail(c, parameter, "expected a positive %s, got %lld", what, (long long)value);
   else
-    nib_check_fail(c, parameter, "expected %s to be a positive multiple of %lld, got %lld", what, (long long)factor, (long long)value);
+    nib_check_fail(c, parameter, "expected %s to be a positive multiple of %lld, got %lld", what, (long long)factor,
+                   (long long)value);
 }
 
 void nib_check_layout(struct nib_check *c, const char *parameter, nib_layout layout) {
-  if (layout != NIB_NHD && layout != NIB_HND) nib_check_fail(c, parameter, "expected NIB_NHD or NIB_HND, got %d", (int)layout);
+  if (layout != NIB_NHD && layout != NIB_HND)
+    nib_check_fail(c, parameter, "expected NIB_NHD or NIB_HND, got %d", (int)layout);
 }
 
 struct nib_axes nib_layout_axes(nib_layout layout) {
@@ -123,7 +130,8 @@ struct nib_paged nib_check_paged(struct nib_check *c, const char *parameter, con
   shape[axes.token] = pool->tokens;
   shape[axes.head] = pool->heads;
   nib_check_tensor(c, parameter, tensor, dtypes, 4, shape,
-                   layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, X] (HND)" : "[num_pages, page_size, num_kv_heads, X] (NHD)");
+                   layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, X] (HND)"
+                                     : "[num_pages, page_size, num_kv_heads, X] (NHD)");
   if (c->status != NIB_OK) return paged;
   nib_check_last_contiguous(c, parameter, tensor);
   if (output) nib_check_output(c, parameter, tensor);
@@ -145,7 +153,8 @@ void nib_check_pair(struct nib_check *c, const char *parameter, const nib_cache 
   const nib_tensor *stacked = cache->stacked;
   if (!stacked) {
     if (!cache->k || !cache->v) {
-      nib_check_fail(c, parameter, "expected a pair {k, v} or a stacked tensor, got %s", cache->k || cache->v ? "half a pair" : "none");
+      nib_check_fail(c, parameter, "expected a pair {k, v} or a stacked tensor, got %s",
+                     cache->k || cache->v ? "half a pair" : "none");
       return;
     }
     *k = *cache->k;
@@ -153,7 +162,8 @@ void nib_check_pair(struct nib_check *c, const char *parameter, const nib_cache 
     return;
   }
   if (stacked->ndim != 5 || stacked->shape[1] != 2) {
-    nib_check_fail(c, parameter, "expected a pair {k, v}, or a stacked tensor of 5 dimensions with K and V in the second, got %s",
+    nib_check_fail(c, parameter,
+                   "expected a pair {k, v}, or a stacked tensor of 5 dimensions with K and V in the second, got %s",
                    nib_describe(stacked, have, sizeof have));
     return;
   }
@@ -183,9 +193,9 @@ void nib_check_scalar_tensor(struct nib_check *c, const char *parameter, const n
     return;
   }
   if (tensor->dtype != NIB_FLOAT32 || nib_tensor_numel(tensor) != 1)
-    nib_check_fail(c, parameter, "expected a float32 tensor of one element, got %s", nib_describe(tensor, have, sizeof have));
-  else
-    nib_check_tensor(c, parameter, tensor, NIB_BIT(NIB_FLOAT32), tensor->ndim, NULL, "");
+    nib_check_fail(c, parameter, "expected a float32 tensor of one element, got %s",
+                   nib_describe(tensor, have, sizeof have));
+  else nib_check_tensor(c, parameter, tensor, NIB_BIT(NIB_FLOAT32), tensor->ndim, NULL, "");
 }
 
 struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, const nib_scale_source *source) {
@@ -207,12 +217,12 @@ struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, con
   if (valid && !c->stream->capture) return scale;
   char got[32];
   nib_format_real(got, sizeof got, "%.9g", value);
-  if (!valid)
-    nib_check_fail(c, parameter, "expected a positive finite float32 value, got %s", got);
+  if (!valid) nib_check_fail(c, parameter, "expected a positive finite float32 value, got %s", got);
   else if (c->status == NIB_OK)
-    c->status = nib_fail(c->rt, NIB_CAPTURING,
-                         "%s: %s: expected a float32 tensor of one element while the stream captures (a number would be fixed in the "
-                         "graph), got the number %s",
-                         c->operation, parameter, got);
+    c->status = nib_fail(
+      c->rt, NIB_CAPTURING,
+      "%s: %s: expected a float32 tensor of one element while the stream captures (a number would be fixed in the "
+      "graph), got the number %s",
+      c->operation, parameter, got);
   return scale;
 }

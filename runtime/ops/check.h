@@ -1,5 +1,5 @@
-/* Checking an operation's arguments. The first check that fails writes the message and sets `status`; the ones after it do
- * nothing, so that an operation lists its checks one after the other and looks at `status` once. */
+/* Checking an operation's arguments. The first check that fails writes the message and sets `status`; the ones after it
+ * do nothing, so that an operation lists its checks one after the other and looks at `status` once. */
 #ifndef NIB_CHECK_H
 #define NIB_CHECK_H
 
@@ -16,24 +16,28 @@ struct nib_check {
 struct nib_check nib_check_begin(nib_stream *stream, enum nib_operation operation);
 
 /* `operation: parameter: expected ..., got ...`; the format is the part after "parameter: ". */
-void nib_check_fail(struct nib_check *c, const char *parameter, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void nib_check_fail(struct nib_check *c, const char *parameter, const char *format, ...)
+  __attribute__((format(printf, 3, 4)));
 
 /* A host's descriptor (sized.h), as `own`; or NULL. */
-#define NIB_CHECK_DESC(c, type, own, given, bytes) ((const type *)nib_check_desc(c, own, sizeof(type), type##_least, given, bytes))
-const void *nib_check_desc(struct nib_check *c, void *own, size_t own_bytes, size_t least, const void *given, size_t bytes);
+#define NIB_CHECK_DESC(c, type, own, given, bytes) \
+  ((const type *)nib_check_desc(c, own, sizeof(type), type##_least, given, bytes))
+const void *nib_check_desc(struct nib_check *c, void *own, size_t own_bytes, size_t least, const void *given,
+                           size_t bytes);
 
 #define NIB_BIT(dtype) (1u << (dtype))
-#define NIB_HALVES (NIB_BIT(NIB_FLOAT16) | NIB_BIT(NIB_BFLOAT16))
-#define NIB_INDICES (NIB_BIT(NIB_INT32) | NIB_BIT(NIB_INT64))
-#define NIB_SCALES (NIB_BIT(NIB_FLOAT8_E4M3FN) | NIB_BIT(NIB_UINT8))
+#define NIB_HALVES     (NIB_BIT(NIB_FLOAT16) | NIB_BIT(NIB_BFLOAT16))
+#define NIB_INDICES    (NIB_BIT(NIB_INT32) | NIB_BIT(NIB_INT64))
+#define NIB_SCALES     (NIB_BIT(NIB_FLOAT8_E4M3FN) | NIB_BIT(NIB_UINT8))
 
 /* A tensor of one of the dtypes, on the stream's device, with sizes as given; -1 takes any. `meaning` names the
  * dimensions in the message, such as "[rows, heads, head_dim]". */
-void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes, int32_t ndim,
-                      const int64_t *shape, const char *meaning);
+void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes,
+                      int32_t ndim, const int64_t *shape, const char *meaning);
 void nib_check_contiguous(struct nib_check *c, const char *parameter, const nib_tensor *tensor);
 void nib_check_last_contiguous(struct nib_check *c, const char *parameter, const nib_tensor *tensor);
-void nib_check_output(struct nib_check *c, const char *parameter, const nib_tensor *tensor); /* elements do not overlap */
+void nib_check_output(struct nib_check *c, const char *parameter,
+                      const nib_tensor *tensor); /* elements do not overlap */
 /* An output must not share memory with another output or an input; `other` may be NULL. */
 void nib_check_disjoint(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
                         const nib_tensor *other);
@@ -52,8 +56,8 @@ struct nib_pool {
   int64_t pages, tokens, heads;
 };
 
-/* A 4-D tensor [pages, ., ., width] of a layout, last dimension contiguous, as a nib_paged. Sizes in `pool` that are known
- * must agree; `*width` too (elements of the last dimension). */
+/* A 4-D tensor [pages, ., ., width] of a layout, last dimension contiguous, as a nib_paged. Sizes in `pool` that are
+ * known must agree; `*width` too (elements of the last dimension). */
 struct nib_paged nib_check_paged(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes,
                                  nib_layout layout, struct nib_pool *pool, int64_t *width, bool output);
 

@@ -1,7 +1,8 @@
 /* quantization.nvfp4_kv_dequantize_paged */
 #include "check.h"
 
-static void check_output(struct nib_check *c, const char *parameter, const nib_tensor *output, unsigned dtypes, const int64_t *shape) {
+static void check_output(struct nib_check *c, const char *parameter, const nib_tensor *output, unsigned dtypes,
+                         const int64_t *shape) {
   nib_check_tensor(c, parameter, output, dtypes, 4, shape, "[batch, max_seq_len, num_kv_heads, head_dim]");
   if (c->status == NIB_OK) nib_check_contiguous(c, parameter, output);
 }
@@ -19,8 +20,10 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
   struct nib_pool pool = { -1, -1, -1 };
   int64_t k_width = -1, v_width = -1;
   struct nib_dequantize_params params = {
-    .k_cache = nib_check_paged(&c, "paged_kv_cache (K)", &k, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &k_width, false),
-    .v_cache = nib_check_paged(&c, "paged_kv_cache (V)", &v, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &v_width, false),
+    .k_cache =
+      nib_check_paged(&c, "paged_kv_cache (K)", &k, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &k_width, false),
+    .v_cache =
+      nib_check_paged(&c, "paged_kv_cache (V)", &v, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &v_width, false),
   };
   nib_check_multiple(&c, "paged_kv_cache (K)", "head_dim", k_width * 2, 16);
   nib_check_multiple(&c, "paged_kv_cache (V)", "head_dim", v_width * 2, 16);
@@ -28,7 +31,8 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
   params.k_sf = nib_check_paged(&c, "kv_cache_sf (K)", &k_sf, NIB_SCALES, desc->kv_layout, &pool, &k_blocks, false);
   params.v_sf = nib_check_paged(&c, "kv_cache_sf (V)", &v_sf, NIB_SCALES, desc->kv_layout, &pool, &v_blocks, false);
 
-  const nib_tensor *tables = desc->block_tables, *lengths = desc->seq_lens, *out_k = desc->output_k, *out_v = desc->output_v;
+  const nib_tensor *tables = desc->block_tables, *lengths = desc->seq_lens, *out_k = desc->output_k,
+                   *out_v = desc->output_v;
   nib_check_tensor(&c, "block_tables", tables, NIB_INDICES, 2, NULL, "[batch, max_pages_per_request]");
   if (c.status != NIB_OK) return c.status;
   int64_t batch = tables->shape[0];
@@ -38,7 +42,8 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
   check_output(&c, "output_k", out_k, NIB_HALVES, (int64_t[]){ batch, -1, pool.heads, k_width * 2 });
   if (c.status != NIB_OK) return c.status;
   int64_t max_seq_len = out_k->shape[1];
-  check_output(&c, "output_v", out_v, NIB_BIT(out_k->dtype), (int64_t[]){ batch, max_seq_len, pool.heads, v_width * 2 });
+  check_output(&c, "output_v", out_v, NIB_BIT(out_k->dtype),
+               (int64_t[]){ batch, max_seq_len, pool.heads, v_width * 2 });
   if (c.status != NIB_OK) return c.status;
   nib_check_disjoint(&c, "output_v", out_v, "output_k", out_k);
   const nib_tensor *inputs[] = { &k, &v, &k_sf, &v_sf, tables, lengths, desc->k_scale, desc->v_scale };
@@ -48,7 +53,8 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
   }
   int64_t columns = max_seq_len / pool.tokens + (max_seq_len % pool.tokens != 0);
   if (tables->shape[1] < columns)
-    nib_check_fail(&c, "block_tables", "expected at least %lld columns for max_seq_len %lld and page_size %lld, got %lld",
+    nib_check_fail(&c, "block_tables",
+                   "expected at least %lld columns for max_seq_len %lld and page_size %lld, got %lld",
                    (long long)columns, (long long)max_seq_len, (long long)pool.tokens, (long long)tables->shape[1]);
   if (c.status != NIB_OK) return c.status;
 

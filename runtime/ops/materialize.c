@@ -23,7 +23,8 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
   const nib_tensor *tables = desc->block_tables, *lengths = desc->seq_lens, *indptr = desc->kv_page_indptr;
   nib_check_tensor(&c, "block_tables", tables, NIB_BIT(NIB_INT32), desc->split_kv_indices ? 3 : 2,
                    (int64_t[]){ -1, desc->split_kv_indices ? 2 : -1, -1 },
-                   desc->split_kv_indices ? "[batch, 2, max_num_pages] (K and V have indices of their own)" : "[batch, max_num_pages]");
+                   desc->split_kv_indices ? "[batch, 2, max_num_pages] (K and V have indices of their own)"
+                                          : "[batch, max_num_pages]");
   if (c.status != NIB_OK) return c.status;
   int64_t batch = tables->shape[0], columns = tables->shape[tables->ndim - 1];
   nib_check_tensor(&c, "seq_lens", lengths, NIB_BIT(NIB_INT32), 1, &batch, "[batch]");
@@ -32,7 +33,8 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
   if (c.status != NIB_OK) return c.status;
   int64_t max_pages = desc->max_kv_len / pool.tokens + (desc->max_kv_len % pool.tokens != 0);
   if (columns < max_pages)
-    nib_check_fail(&c, "block_tables", "expected at least %lld columns for max_kv_len %lld and page_size %lld, got %lld",
+    nib_check_fail(&c, "block_tables",
+                   "expected at least %lld columns for max_kv_len %lld and page_size %lld, got %lld",
                    (long long)max_pages, (long long)desc->max_kv_len, (long long)pool.tokens, (long long)columns);
   if (c.status != NIB_OK) return c.status; /* what follows computes with numbers that are not too large */
   int64_t num_pages = batch * max_pages;
@@ -46,12 +48,14 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
   } else if (desc->has_num_pages) {
     nib_check_fail(&c, "num_pages", "expected none without kv_page_indptr, got %lld", (long long)desc->num_pages);
   } else if (num_pages >= INT32_MAX) {
-    nib_check_fail(&c, "max_kv_len", "expected fewer than 2147483647 pages in the result, got %lld", (long long)num_pages);
+    nib_check_fail(&c, "max_kv_len", "expected fewer than 2147483647 pages in the result, got %lld",
+                   (long long)num_pages);
   }
   if (c.status != NIB_OK) return c.status;
   int64_t shape[] = { num_pages + 1, 2, pool.heads, pool.tokens, width * 2 };
   if (desc->out) {
-    nib_check_tensor(&c, "out", desc->out, NIB_BIT(NIB_FLOAT8_E4M3FN), 5, shape, "[num_pages + 1, 2, num_kv_heads, page_size, head_dim]");
+    nib_check_tensor(&c, "out", desc->out, NIB_BIT(NIB_FLOAT8_E4M3FN), 5, shape,
+                     "[num_pages + 1, 2, num_kv_heads, page_size, head_dim]");
     if (c.status == NIB_OK) nib_check_contiguous(&c, "out", desc->out);
     nib_check_disjoint(&c, "out", desc->out, "k_cache", desc->k_cache);
     nib_check_disjoint(&c, "out", desc->out, "v_cache", desc->v_cache);
@@ -64,8 +68,10 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
   if (c.status != NIB_OK) return c.status;
 
   nib_tensor *out = NULL, *table = NULL;
-  nib_status status = desc->out ? nib_tensor_alias(desc->out, &out) : nib_tensor_create(stream->device, NIB_FLOAT8_E4M3FN, 5, shape, &out);
-  if (status == NIB_OK) status = nib_tensor_create(stream->device, NIB_INT32, 2, (int64_t[]){ batch, max_pages }, &table);
+  nib_status status = desc->out ? nib_tensor_alias(desc->out, &out)
+                                : nib_tensor_create(stream->device, NIB_FLOAT8_E4M3FN, 5, shape, &out);
+  if (status == NIB_OK)
+    status = nib_tensor_create(stream->device, NIB_INT32, 2, (int64_t[]){ batch, max_pages }, &table);
   if (status == NIB_OK) {
     params.block_tables = nib_tensor_data(tables);
     params.table_row_stride = tables->stride[0];
@@ -78,7 +84,8 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
     params.indptr_stride = indptr ? indptr->stride[0] : 0;
     params.out = nib_tensor_data(out);
     params.out_table = nib_tensor_data(table);
-    /* Without columns nothing is written for a request, only looked at; they may be one request, expanded to any number. */
+    /* Without columns nothing is written for a request, only looked at; they may be one request, expanded to any
+     * number. */
     bool same = max_pages == 0 && params.seq_stride == 0 && params.indptr_stride == 0;
     params.batch = same && batch > 1 ? 1 : batch;
     params.max_kv_len = desc->max_kv_len;

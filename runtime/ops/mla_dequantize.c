@@ -23,11 +23,12 @@ nib_status nib_mla_dequantize(nib_stream *stream, nib_tensor *cache, nib_tensor 
     .num_pages = records.num_pages,
     .fault = stream->device->fault,
   };
-  const nib_access accesses[] = { { cache, false, "cache", NULL }, { slots, false, "slots", NULL }, { out, true, "rows", NULL } };
-  if (count > 0) status = nib_launch(stream, c.operation, NIB_KERNEL_MLA_DEQUANTIZE, &params, sizeof params, accesses, 3);
-  if (status != NIB_OK)
-    nib_tensor_release(out);
-  else
-    *rows = out;
+  const nib_access accesses[] = { { cache, false, "cache", NULL },
+                                  { slots, false, "slots", NULL },
+                                  { out, true, "rows", NULL } };
+  if (count > 0)
+    status = nib_launch(stream, c.operation, NIB_KERNEL_MLA_DEQUANTIZE, &params, sizeof params, accesses, 3);
+  if (status != NIB_OK) nib_tensor_release(out);
+  else *rows = out;
   return status;
 }

@@ -57,9 +57,16 @@ static nib_status launch_half(struct nib_check *c, nib_layout layout, struct hal
     if (status == NIB_OK) status = nib_tensor_fill(stream, amax, NIB_REAL(0));
     if (status == NIB_OK) {
       params.amax = nib_tensor_data(amax);
-      struct nib_amax_params scan = { params.source,    params.source_page_stride, params.source_token_stride, params.source_head_stride,
-                                      params.num_pages, params.page_size,          params.heads,               params.head_dim,
-                                      params.type,      nib_tensor_data(amax) };
+      struct nib_amax_params scan = { params.source,
+                                      params.source_page_stride,
+                                      params.source_token_stride,
+                                      params.source_head_stride,
+                                      params.num_pages,
+                                      params.page_size,
+                                      params.heads,
+                                      params.head_dim,
+                                      params.type,
+                                      nib_tensor_data(amax) };
       const nib_access accesses[] = { { source, false, name, layout_name }, { amax, true, "amax", NULL } };
       status = nib_launch(stream, c->operation, NIB_KERNEL_AMAX, &scan, sizeof scan, accesses, 2);
     }
@@ -72,7 +79,8 @@ static nib_status launch_half(struct nib_check *c, nib_layout layout, struct hal
     { *half->sf, true, half->interleaved ? "kv_sf (V)" : "kv_sf (K)", layout_name },
     { *half->scale, true, half->interleaved ? "v_scale" : "k_scale", NULL },
   };
-  if (status == NIB_OK) status = nib_launch(stream, c->operation, NIB_KERNEL_QUANTIZE_CACHE, &params, sizeof params, accesses, 6);
+  if (status == NIB_OK)
+    status = nib_launch(stream, c->operation, NIB_KERNEL_QUANTIZE_CACHE, &params, sizeof params, accesses, 6);
   nib_tensor_release(amax);
   return status;
 }
@@ -90,10 +98,19 @@ nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache
   const char *meaning = desc->kv_layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, head_dim] (HND)"
                                                    : "[num_pages, page_size, num_kv_heads, head_dim] (NHD)";
   struct half_cache halves[2] = {
-    { .source = desc->k_cache, .data = &results.k, .sf = &results.k_sf, .scale = &results.k_scale,
-      .amax_content = NIB_CONTENT_K_CACHE, .scale_content = NIB_CONTENT_K_GLOBAL_SF },
-    { .source = desc->v_cache, .data = &results.v, .sf = &results.v_sf, .scale = &results.v_scale, .interleaved = true,
-      .amax_content = NIB_CONTENT_V_CACHE, .scale_content = NIB_CONTENT_V_GLOBAL_SF },
+    { .source = desc->k_cache,
+      .data = &results.k,
+      .sf = &results.k_sf,
+      .scale = &results.k_scale,
+      .amax_content = NIB_CONTENT_K_CACHE,
+      .scale_content = NIB_CONTENT_K_GLOBAL_SF },
+    { .source = desc->v_cache,
+      .data = &results.v,
+      .sf = &results.v_sf,
+      .scale = &results.v_scale,
+      .interleaved = true,
+      .amax_content = NIB_CONTENT_V_CACHE,
+      .scale_content = NIB_CONTENT_V_GLOBAL_SF },
   };
   nib_check_layout(&c, "kv_layout", desc->kv_layout);
   nib_check_tensor(&c, "k_cache", desc->k_cache, NIB_HALVES, 4, NULL, meaning);

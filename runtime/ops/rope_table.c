@@ -21,17 +21,18 @@ nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta
   nib_tensor *table;
   nib_status status = nib_tensor_create(stream->device, dtype, 2, (int64_t[]){ max_position, NIB_MLA_ROPE }, &table);
   if (status != NIB_OK) return status;
-  struct nib_rope_table_params params = { .out = nib_tensor_data(table), .max_position = max_position, .type = (int32_t)dtype };
+  struct nib_rope_table_params params = { .out = nib_tensor_data(table),
+                                          .max_position = max_position,
+                                          .type = (int32_t)dtype };
   struct nib_floats floats;
   nib_floats_enter(&floats);
   /* theta^(-2p/64), on the host for every device, so that libm's last bit is the same everywhere. */
   for (int p = 0; p < NIB_MLA_ROPE / 2; p++) params.inv_freq[p] = pow(theta, -2.0 * p / NIB_MLA_ROPE);
   nib_floats_leave(&floats);
   nib_access access = { table, true, "rope_table", NULL };
-  if (max_position > 0) status = nib_launch(stream, c.operation, NIB_KERNEL_ROPE_TABLE, &params, sizeof params, &access, 1);
-  if (status != NIB_OK)
-    nib_tensor_release(table);
-  else
-    *out = table;
+  if (max_position > 0)
+    status = nib_launch(stream, c.operation, NIB_KERNEL_ROPE_TABLE, &params, sizeof params, &access, 1);
+  if (status != NIB_OK) nib_tensor_release(table);
+  else *out = table;
   return status;
 }

@@ -9,8 +9,8 @@ static bool same_shape(const nib_tensor *a, const nib_tensor *b) {
   return a->ndim == b->ndim && memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0;
 }
 
-/* The elements of one tensor or two of the same shape, row-major, piece by piece: in place where they can be, otherwise copied. A
- * deadline is looked at before each piece. */
+/* The elements of one tensor or two of the same shape, row-major, piece by piece: in place where they can be, otherwise
+ * copied. A deadline is looked at before each piece. */
 struct reading {
   nib_runtime *rt;
   const char *operation;
@@ -35,7 +35,8 @@ static size_t buffer_bytes(const struct reading *r, const nib_tensor *tensor) {
   return (size_t)r->most * nib_dtype_bytes(tensor->dtype);
 }
 
-/* Waits for the writers of both. Whoever leaves before the last piece says `end`; after it, or a failure, that does nothing. */
+/* Waits for the writers of both. Whoever leaves before the last piece says `end`; after it, or a failure, that does
+ * nothing. */
 static struct reading begin(const char *operation, nib_tensor *a, nib_tensor *b) {
   struct reading r = { .rt = nib_tensor_runtime(a), .operation = operation, .count = b ? 2 : 1, .most = NIB_PIECE };
   char want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
@@ -81,7 +82,8 @@ static bool next(struct reading *r) {
     r->size = pieces->count;
     r->of[i].data = r->of[i].buffer ? r->of[i].buffer : nib_tensor_data(&pieces->view);
     if (r->of[i].buffer)
-      r->status = nib_fetch(&r->of[i].pieces.view, r->of[i].buffer, (size_t)pieces->count * nib_dtype_bytes(pieces->view.dtype));
+      r->status =
+        nib_fetch(&r->of[i].pieces.view, r->of[i].buffer, (size_t)pieces->count * nib_dtype_bytes(pieces->view.dtype));
   }
   if (r->status != NIB_OK) end(r);
   return r->status == NIB_OK;
@@ -113,12 +115,9 @@ nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double
   while (close && next(&r))
     for (int64_t i = 0; i < r.size && close; i++) {
       double x = element(&r, 0, i), y = element(&r, 1, i);
-      if (isnan(x) && isnan(y))
-        close = equal_nan;
-      else if (isinf(x) || isinf(y))
-        close = x == y;
-      else
-        close = fabs(x - y) <= atol + rtol * fabs(y);
+      if (isnan(x) && isnan(y)) close = equal_nan;
+      else if (isinf(x) || isinf(y)) close = x == y;
+      else close = fabs(x - y) <= atol + rtol * fabs(y);
     }
   nib_floats_leave(&floats);
   end(&r);

@@ -8,15 +8,13 @@
 #include "../backend.h"
 #include "../core/floats.h"
 
-/* ---- Single elements ----------------------------------------------------------------------------------------------- */
+/* ---- Single elements ------------------------------------------------------------------------------------------- */
 
 /* The float32 as a float64, by its bits alone: the caller's thread may flush subnormals. */
 static nib_number real_of_bits(uint32_t bits) {
   uint64_t magnitude = bits & ~NIB_F32_SIGN, wide = magnitude << 29;
-  if (magnitude >= NIB_F32_INFINITY)
-    wide |= (uint64_t)0x7FF << 52; /* infinity and NaN */
-  else if (magnitude >= 1u << 23)
-    wide += (uint64_t)(1023 - 127) << 52;
+  if (magnitude >= NIB_F32_INFINITY) wide |= (uint64_t)0x7FF << 52; /* infinity and NaN */
+  else if (magnitude >= 1u << 23) wide += (uint64_t)(1023 - 127) << 52;
   else if (magnitude > 0) {
     int shift = __builtin_clz((uint32_t)magnitude) - 8; /* until the first bit is where a normal number's would be */
     wide = (magnitude << (29 + shift)) + ((uint64_t)(1023 - 127 - shift) << 52);
@@ -98,21 +96,24 @@ bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element) 
   return fits;
 }
 
-/* ---- Fill and copy --------------------------------------------------------------------------------------------------- */
+/* ---- Fill and copy --------------------------------------------------------------------------------------------- */
 
 static nib_status check_output(const char *operation, const char *name, const nib_tensor *tensor) {
   char text[NIB_DESCRIPTION];
   nib_status status = nib_check_writable(operation, name, tensor);
   if (status != NIB_OK || !nib_tensor_overlaps_itself(tensor)) return status;
-  return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID,
-                  "%s: %s: expected a tensor whose elements do not overlap in memory, got %s with a stride that repeats them",
-                  operation, name, nib_describe(tensor, text, sizeof text));
+  return nib_fail(
+    nib_tensor_runtime(tensor), NIB_INVALID,
+    "%s: %s: expected a tensor whose elements do not overlap in memory, got %s with a stride that repeats them",
+    operation, name, nib_describe(tensor, text, sizeof text));
 }
 
-nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor, const nib_stream *stream) {
+nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor,
+                            const nib_stream *stream) {
   if (nib_tensor_dev(tensor) == stream->device) return NIB_OK;
-  return nib_fail(stream->device->runtime, NIB_INVALID, "%s: %s: expected a tensor on the stream's device %s, got one on %s",
-                  operation, name, stream->device->info.name, nib_tensor_dev(tensor)->info.name);
+  return nib_fail(stream->device->runtime, NIB_INVALID,
+                  "%s: %s: expected a tensor on the stream's device %s, got one on %s", operation, name,
+                  stream->device->info.name, nib_tensor_dev(tensor)->info.name);
 }
 
 nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number value) {
@@ -124,11 +125,10 @@ nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number va
   struct nib_fill_params params = { .destination = nib_tensor_data(tensor), .type = (int32_t)tensor->dtype };
   if (!nib_element_from_number(tensor->dtype, value, &params.bits)) {
     char got[32];
-    if (value.is_float)
-      nib_format_real(got, sizeof got, "%g", value.real);
-    else
-      snprintf(got, sizeof got, "%lld", (long long)value.integer);
-    return nib_fail(rt, NIB_INVALID, "tensor:fill: value: expected a value of %s, got %s", nib_dtype_name(tensor->dtype), got);
+    if (value.is_float) nib_format_real(got, sizeof got, "%g", value.real);
+    else snprintf(got, sizeof got, "%lld", (long long)value.integer);
+    return nib_fail(rt, NIB_INVALID, "tensor:fill: value: expected a value of %s, got %s",
+                    nib_dtype_name(tensor->dtype), got);
   }
   if (nib_tensor_numel(tensor) == 0) return nib_check_stream(stream, "tensor:fill");
   for (int32_t i = 0; i < tensor->ndim; i++) {
@@ -181,9 +181,10 @@ static nib_status copy_overlapping(nib_stream *stream, nib_tensor *destination, 
   return status;
 }
 
-/* ---- Copies between devices -------------------------------------------------------------------------------------------- */
+/* ---- Copies between devices ------------------------------------------------------------------------------------ */
 
-static bool is_plain(const nib_tensor *destination, const nib_tensor *source) { /* the same elements in the same order */
+static bool is_plain(const nib_tensor *destination,
+                     const nib_tensor *source) { /* the same elements in the same order */
   return destination->dtype == source->dtype && nib_tensor_numel(destination) == nib_tensor_numel(source);
 }
 
@@ -213,7 +214,9 @@ static nib_status follow_uses(nib_stream *stream, nib_tensor *tensor, bool write
   for (int32_t i = 0; i < uses->count; i++) {
     nib_stream *other = uses->items[i].stream;
     uint64_t ticket = nib_use_ticket(&uses->items[i], writes_only);
-    if (other == stream || other->device->backend != stream->device->backend || other->device->backend->reached(other, ticket)) continue;
+    if (other == stream || other->device->backend != stream->device->backend ||
+        other->device->backend->reached(other, ticket))
+      continue;
     nib_status status = other->capture ? nib_check_not_capturing(other->device, "tensor:copy") : NIB_OK;
     if (status == NIB_OK) status = stream->device->backend->follow(stream, other, ticket);
     if (status != NIB_OK) return status;
@@ -238,7 +241,8 @@ static nib_status copy_pinned(nib_stream *stream, nib_tensor *destination, nib_t
     other = staging;
   }
   if (status == NIB_OK)
-    status = down ? transfer(stream, "copy to host", destination, other) : transfer(stream, "copy to device", other, source);
+    status =
+      down ? transfer(stream, "copy to host", destination, other) : transfer(stream, "copy to device", other, source);
   if (status == NIB_OK && staging && !down) status = nib_tensor_copy(stream, destination, staging);
   nib_tensor_release(staging);
   return status;
@@ -253,7 +257,8 @@ static nib_status follow(nib_stream *stream, nib_stream *other) {
 /* Of the device's pool, which its peers may reach; what others have made is not shared with them. */
 static bool is_own(const nib_tensor *tensor) { return !tensor->storage->owner && !tensor->storage->shared; }
 
-/* Between two GPUs: work of `to`, and in its order also of `from`, so that later work there may overwrite the source. */
+/* Between two GPUs: work of `to`, and in its order also of `from`, so that later work there may overwrite the
+ * source. */
 static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
   nib_tensor *packed = NULL, *landing = NULL;
   nib_status status = nib_check_stream(to, "tensor:copy");
@@ -263,8 +268,10 @@ static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *des
   bool pack = source->dtype != destination->dtype || !nib_tensor_is_contiguous(source) || !is_own(source);
   bool land = nib_tensor_numel(source) != nib_tensor_numel(destination) || !nib_tensor_is_contiguous(destination) ||
               !is_own(destination);
-  if (status == NIB_OK && pack) status = nib_tensor_create(from->device, destination->dtype, source->ndim, source->shape, &packed);
-  if (status == NIB_OK && land) status = nib_tensor_create(to->device, destination->dtype, source->ndim, source->shape, &landing);
+  if (status == NIB_OK && pack)
+    status = nib_tensor_create(from->device, destination->dtype, source->ndim, source->shape, &packed);
+  if (status == NIB_OK && land)
+    status = nib_tensor_create(to->device, destination->dtype, source->ndim, source->shape, &landing);
   if (status == NIB_OK && pack) status = follow_uses(from, source, true);
   if (status == NIB_OK && pack) status = nib_tensor_copy(from, packed, source);
   if (status == NIB_OK) status = follow(to, from);
@@ -304,7 +311,7 @@ static nib_status copy_through_host(nib_stream *to, nib_tensor *destination, nib
   return status;
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------------------------------- */
+/* ---- Copies ---------------------------------------------------------------------------------------------------- */
 
 /* The source as a view of the destination's shape, which holds no reference of its own. */
 static nib_status check_copy(nib_tensor *destination, nib_tensor *source, nib_tensor *view) {
@@ -380,7 +387,7 @@ nib_status nib_tensor_copy_wait(nib_tensor *destination, nib_tensor *source, int
   return wait_for_source(destination, source, timeout_us);
 }
 
-/* ---- Sequences and random values ---------------------------------------------------------------------------------------- */
+/* ---- Sequences and random values ------------------------------------------------------------------------------- */
 
 static nib_status check_sequence(nib_stream *stream, const char *operation, nib_tensor *tensor) {
   nib_runtime *rt = stream->device->runtime;
@@ -417,7 +424,8 @@ nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib_number 
   return nib_launch(stream, "arange", NIB_KERNEL_ARANGE, &params, sizeof params, &access, 1);
 }
 
-static nib_status launch_random(nib_stream *stream, const char *operation, nib_tensor *tensor, struct nib_random_params params) {
+static nib_status launch_random(nib_stream *stream, const char *operation, nib_tensor *tensor,
+                                struct nib_random_params params) {
   params.out = nib_tensor_data(tensor);
   params.type = (int32_t)tensor->dtype;
   params.count = nib_tensor_numel(tensor);
@@ -428,7 +436,8 @@ static nib_status launch_random(nib_stream *stream, const char *operation, nib_t
 nib_status nib_tensor_random_normal(nib_stream *stream, nib_tensor *tensor, uint64_t seed) {
   nib_status status = check_sequence(stream, "randn", tensor);
   if (status == NIB_OK && !nib_dtype_is_float(tensor->dtype))
-    status = nib_fail(stream->device->runtime, NIB_INVALID, "randn: dtype: expected a float dtype, got %s", nib_dtype_name(tensor->dtype));
+    status = nib_fail(stream->device->runtime, NIB_INVALID, "randn: dtype: expected a float dtype, got %s",
+                      nib_dtype_name(tensor->dtype));
   if (status != NIB_OK) return status;
   return launch_random(stream, "randn", tensor, (struct nib_random_params){ .kind = NIB_RANDOM_NORMAL, .seed = seed });
 }
@@ -438,13 +447,16 @@ nib_status nib_tensor_random_integer(nib_stream *stream, nib_tensor *tensor, uin
   nib_status status = check_sequence(stream, "randint", tensor);
   if (status != NIB_OK) return status;
   if (high <= low)
-    return nib_fail(rt, NIB_INVALID, "randint: high: expected more than low (%lld), got %lld", (long long)low, (long long)high);
+    return nib_fail(rt, NIB_INVALID, "randint: high: expected more than low (%lld), got %lld", (long long)low,
+                    (long long)high);
   int64_t least, most;
   if (integer_range(tensor->dtype, &least, &most) && (low < least || high - 1 > most))
     return nib_fail(rt, NIB_INVALID, "randint: %s: expected values of %s, got %lld", low < least ? "low" : "high",
                     nib_dtype_name(tensor->dtype), (long long)(low < least ? low : high));
-  return launch_random(stream, "randint", tensor,
-                       (struct nib_random_params){ .kind = NIB_RANDOM_INTEGER, .seed = seed, .low = low, .range = (uint64_t)high - (uint64_t)low });
+  return launch_random(
+    stream, "randint", tensor,
+    (struct nib_random_params){
+      .kind = NIB_RANDOM_INTEGER, .seed = seed, .low = low, .range = (uint64_t)high - (uint64_t)low });
 }
 
 nib_status nib_tensor_random_permutation(nib_stream *stream, nib_tensor *tensor, uint64_t seed) {
@@ -456,15 +468,17 @@ nib_status nib_tensor_random_permutation(nib_stream *stream, nib_tensor *tensor,
       (tensor->dtype == NIB_INT32 && tensor->shape[0] > INT32_MAX))
     return nib_fail(rt, NIB_INVALID, "randperm: dtype: expected int32 or int64 that holds n, one dimension, got %s",
                     nib_describe(tensor, text, sizeof text));
-  return launch_random(stream, "randperm", tensor, (struct nib_random_params){ .kind = NIB_RANDOM_PERMUTATION, .seed = seed });
+  return launch_random(stream, "randperm", tensor,
+                       (struct nib_random_params){ .kind = NIB_RANDOM_PERMUTATION, .seed = seed });
 }
 
-/* ---- To and from the host ------------------------------------------------------------------------------------------------ */
+/* ---- To and from the host -------------------------------------------------------------------------------------- */
 
 static nib_status check_bytes(const char *operation, const nib_tensor *tensor, size_t bytes) {
   size_t expected = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(tensor->dtype);
   if (bytes == expected) return NIB_OK;
-  return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID, "%s: bytes: expected %zu, got %zu", operation, expected, bytes);
+  return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID, "%s: bytes: expected %zu, got %zu", operation, expected,
+                  bytes);
 }
 
 nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *data, size_t bytes) {
@@ -477,10 +491,8 @@ nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *
   if (status != NIB_OK || bytes == 0) return status;
   /* No work ever knew this memory, so that there is no order to keep. */
   if (nib_tensor_is_contiguous(tensor) && tensor->storage->deferred.uses.capacity == 0) {
-    if (device->backend->host_memory)
-      memcpy(nib_tensor_data(tensor), data, bytes);
-    else
-      status = device->backend->upload(device, nib_tensor_data(tensor), data, bytes);
+    if (device->backend->host_memory) memcpy(nib_tensor_data(tensor), data, bytes);
+    else status = device->backend->upload(device, nib_tensor_data(tensor), data, bytes);
     if (status != NIB_OK) return status;
     nib_tell_host("tensor:write", tensor, true);
     return NIB_OK;
@@ -501,7 +513,8 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
   struct nib_uses *uses = &tensor->storage->deferred.uses;
   status = nib_uses_wait(device, uses, true, timeout_us);
   if (status != NIB_OK) return status;
-  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:wait", .device = device, .storage = tensor->storage->id);
+  NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:wait", .device = device,
+           .storage = tensor->storage->id);
   status = nib_take_trouble(device, 0);
   for (int32_t i = 0; status == NIB_OK && i < uses->count; i++) { /* and of GPUs that copied into pinned memory */
     nib_device *writer = uses->items[i].stream->device;
@@ -512,8 +525,11 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
 }
 
 struct nib_pieces nib_pieces_of(const nib_tensor *tensor, int64_t most) {
-  struct nib_pieces pieces = { .whole = tensor, .view = *tensor, .numel = nib_tensor_numel(tensor), .inner = 1, .dim = tensor->ndim - 1 };
-  while (pieces.numel > 0 && pieces.dim >= 0 && tensor->shape[pieces.dim] <= most / pieces.inner) pieces.inner *= tensor->shape[pieces.dim--];
+  struct nib_pieces pieces = {
+    .whole = tensor, .view = *tensor, .numel = nib_tensor_numel(tensor), .inner = 1, .dim = tensor->ndim - 1
+  };
+  while (pieces.numel > 0 && pieces.dim >= 0 && tensor->shape[pieces.dim] <= most / pieces.inner)
+    pieces.inner *= tensor->shape[pieces.dim--];
   pieces.step = most / pieces.inner;
   return pieces;
 }
@@ -539,7 +555,8 @@ bool nib_next_piece(struct nib_pieces *pieces) {
   return true;
 }
 
-static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
+static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t),
+                      void *argument) {
   (void)context, (void)grain;
   body(argument, 0, count);
 }

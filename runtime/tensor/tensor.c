@@ -4,29 +4,25 @@
 
 #include "../backend.h"
 
-/* ---- Element types ------------------------------------------------------------------------------------------------- */
+/* ---- Element types --------------------------------------------------------------------------------------------- */
 
 static const struct {
   const char *name;
   uint8_t bytes;
   bool is_float;
 } dtypes[NIB_DTYPE_COUNT] = {
-  [NIB_FLOAT32] = { "float32", 4, true },
-  [NIB_FLOAT16] = { "float16", 2, true },
-  [NIB_BFLOAT16] = { "bfloat16", 2, true },
-  [NIB_FLOAT8_E4M3FN] = { "float8_e4m3fn", 1, true },
-  [NIB_UINT8] = { "uint8", 1, false },
-  [NIB_INT8] = { "int8", 1, false },
-  [NIB_UINT16] = { "uint16", 2, false },
-  [NIB_INT32] = { "int32", 4, false },
+  [NIB_FLOAT32] = { "float32", 4, true },   [NIB_FLOAT16] = { "float16", 2, true },
+  [NIB_BFLOAT16] = { "bfloat16", 2, true }, [NIB_FLOAT8_E4M3FN] = { "float8_e4m3fn", 1, true },
+  [NIB_UINT8] = { "uint8", 1, false },      [NIB_INT8] = { "int8", 1, false },
+  [NIB_UINT16] = { "uint16", 2, false },    [NIB_INT32] = { "int32", 4, false },
   [NIB_INT64] = { "int64", 8, false },
 };
 
 _Static_assert((int)NIB_FLOAT32 == NIB_TYPE_FLOAT32 && (int)NIB_FLOAT16 == NIB_TYPE_FLOAT16 &&
-                   (int)NIB_BFLOAT16 == NIB_TYPE_BFLOAT16 && (int)NIB_FLOAT8_E4M3FN == NIB_TYPE_FLOAT8_E4M3FN &&
-                   (int)NIB_UINT8 == NIB_TYPE_UINT8 && (int)NIB_INT8 == NIB_TYPE_INT8 &&
-                   (int)NIB_UINT16 == NIB_TYPE_UINT16 && (int)NIB_INT32 == NIB_TYPE_INT32 &&
-                   (int)NIB_INT64 == NIB_TYPE_INT64 && NIB_MAX_NDIM == NIB_MAX_DIMS,
+                 (int)NIB_BFLOAT16 == NIB_TYPE_BFLOAT16 && (int)NIB_FLOAT8_E4M3FN == NIB_TYPE_FLOAT8_E4M3FN &&
+                 (int)NIB_UINT8 == NIB_TYPE_UINT8 && (int)NIB_INT8 == NIB_TYPE_INT8 &&
+                 (int)NIB_UINT16 == NIB_TYPE_UINT16 && (int)NIB_INT32 == NIB_TYPE_INT32 &&
+                 (int)NIB_INT64 == NIB_TYPE_INT64 && NIB_MAX_NDIM == NIB_MAX_DIMS,
                "nibble.h and params.h disagree");
 
 const char *nib_dtype_name(nib_dtype dtype) { return (unsigned)dtype < NIB_DTYPE_COUNT ? dtypes[dtype].name : "?"; }
@@ -47,7 +43,7 @@ nib_status nib_check_dtype(nib_runtime *rt, const char *operation, nib_dtype dty
   return nib_fail(rt, NIB_INVALID, "%s: dtype: expected a dtype, got %d", operation, (int)dtype);
 }
 
-/* ---- Shapes -------------------------------------------------------------------------------------------------------- */
+/* ---- Shapes ---------------------------------------------------------------------------------------------------- */
 
 int64_t nib_shape_numel(int32_t ndim, const int64_t *shape) {
   int64_t numel = 1;
@@ -80,7 +76,8 @@ bool nib_shape_fits(size_t item, int32_t ndim, const int64_t *shape) {
 nib_status nib_check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
                            const int64_t *shape) {
   if (ndim < 0 || ndim > NIB_MAX_NDIM)
-    return nib_fail(rt, NIB_INVALID, "%s: %s: expected at most %d dimensions, got %d", operation, name, NIB_MAX_NDIM, (int)ndim);
+    return nib_fail(rt, NIB_INVALID, "%s: %s: expected at most %d dimensions, got %d", operation, name, NIB_MAX_NDIM,
+                    (int)ndim);
   for (int32_t i = 0; i < ndim; i++)
     if (shape[i] < 0)
       return nib_fail(rt, NIB_INVALID, "%s: %s: expected sizes >= 0, got %lld in dimension %lld", operation, name,
@@ -88,7 +85,8 @@ nib_status nib_check_shape(nib_runtime *rt, const char *operation, const char *n
   if (nib_shape_fits(nib_dtype_bytes(dtype), ndim, shape)) return NIB_OK;
   char text[NIB_DESCRIPTION];
   write_sizes(ndim, shape, text, sizeof text);
-  return nib_fail(rt, NIB_INVALID, "%s: %s: expected less than 2^62 bytes, got %s of %s", operation, name, text, nib_dtype_name(dtype));
+  return nib_fail(rt, NIB_INVALID, "%s: %s: expected less than 2^62 bytes, got %s of %s", operation, name, text,
+                  nib_dtype_name(dtype));
 }
 
 static void set_compact_stride(nib_tensor *tensor) {
@@ -99,10 +97,10 @@ static void set_compact_stride(nib_tensor *tensor) {
   }
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------------------------- */
 
-static nib_status create(nib_device *device, struct nib_origin origin, nib_dtype dtype, int32_t ndim, const int64_t *shape,
-                         nib_tensor **out) {
+static nib_status create(nib_device *device, struct nib_origin origin, nib_dtype dtype, int32_t ndim,
+                         const int64_t *shape, nib_tensor **out) {
   nib_runtime *rt = device->runtime;
   *out = NULL;
   nib_status status = nib_enter(rt);
@@ -115,8 +113,8 @@ static nib_status create(nib_device *device, struct nib_origin origin, nib_dtype
   return nib_tensor_on(device, &origin, dtype, ndim, shape, NULL, out);
 }
 
-nib_status nib_tensor_on(nib_device *device, const struct nib_origin *origin, nib_dtype dtype, int32_t ndim, const int64_t *shape,
-                         const int64_t *stride, nib_tensor **out) {
+nib_status nib_tensor_on(nib_device *device, const struct nib_origin *origin, nib_dtype dtype, int32_t ndim,
+                         const int64_t *shape, const int64_t *stride, nib_tensor **out) {
   nib_runtime *rt = device->runtime;
   nib_tensor *tensor = nib_allocate_zero(rt, sizeof *tensor);
   if (!tensor) return nib_fail_memory(rt, "tensor", sizeof *tensor);
@@ -135,7 +133,8 @@ nib_status nib_tensor_on(nib_device *device, const struct nib_origin *origin, ni
   return NIB_OK;
 }
 
-nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+                             nib_tensor **out) {
   return create(device, (struct nib_origin){ 0 }, dtype, ndim, shape, out);
 }
 
@@ -146,14 +145,16 @@ nib_device *nib_find_pinning(nib_runtime *rt) {
   return best->backend->pinned_allocate ? best : NULL;
 }
 
-nib_status nib_tensor_create_pinned(nib_runtime *rt, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+nib_status nib_tensor_create_pinned(nib_runtime *rt, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+                                    nib_tensor **out) {
   *out = NULL;
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
   return create(&rt->devices[0], (struct nib_origin){ .pinned_by = nib_find_pinning(rt) }, dtype, ndim, shape, out);
 }
 
-nib_status nib_tensor_create_exportable(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape, nib_tensor **out) {
+nib_status nib_tensor_create_exportable(nib_device *device, nib_dtype dtype, int32_t ndim, const int64_t *shape,
+                                        nib_tensor **out) {
   nib_status status = nib_check_fds(device, "tensor", out);
   return status == NIB_OK ? create(device, (struct nib_origin){ .exportable = true }, dtype, ndim, shape, out) : status;
 }
@@ -237,8 +238,8 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b) {
 
 #define OVERLAP_STEPS 4096
 
-/* Whether a sum of the first `count` spans lies in low..high. Strides that interleave without a pattern may take too many steps:
- * true. */
+/* Whether a sum of the first `count` spans lies in low..high. Strides that interleave without a pattern may take too
+ * many steps: true. */
 static bool sums_meet(const struct span *spans, int32_t count, int64_t low, int64_t high, int32_t *steps) {
   int64_t reach = count > 0 ? spans[count - 1].reach : 0;
   if (high < 0 || low > reach) return false;
@@ -269,8 +270,9 @@ static bool spans_meet(struct spans *spans, int64_t low, int64_t high) {
   return sums_meet(spans->of, spans->count, low, high, &steps);
 }
 
-/* Two elements share an address when strides times index differences add up to 0: those of the dimension with the largest stride
- * that differs are positive. Sorted by stride, most dimensions step over all that the smaller ones reach, which tells it at once. */
+/* Two elements share an address when strides times index differences add up to 0: those of the dimension with the
+ * largest stride that differs are positive. Sorted by stride, most dimensions step over all that the smaller ones
+ * reach, which tells it at once. */
 bool nib_tensor_overlaps_itself(const nib_tensor *tensor) {
   int32_t order[NIB_MAX_NDIM], n = 0;
   for (int32_t i = tensor->ndim - 1; i >= 0; i--) { /* from the last, as most are sorted that way already */
@@ -306,8 +308,8 @@ static int64_t add_spans(struct spans *spans, const nib_tensor *tensor) {
   return reach;
 }
 
-/* For tensors that are not empty. An element of b lies `distance` and b's steps behind a's first one, and a's steps before its last:
- * a's element is there when all steps together come to within the elements' sizes of a's reach. */
+/* For tensors that are not empty. An element of b lies `distance` and b's steps behind a's first one, and a's steps
+ * before its last: a's element is there when all steps together come to within the elements' sizes of a's reach. */
 bool nib_tensor_overlaps(const nib_tensor *a, const nib_tensor *b) {
   if (a->storage != b->storage) return false;
   struct spans spans;
@@ -318,7 +320,7 @@ bool nib_tensor_overlaps(const nib_tensor *a, const nib_tensor *b) {
                     reach - distance + (int64_t)nib_dtype_bytes(a->dtype) - 1);
 }
 
-/* ---- Views --------------------------------------------------------------------------------------------------------- */
+/* ---- Views ----------------------------------------------------------------------------------------------------- */
 
 /* A copy of the handle for a view to change, after the checks. */
 static nib_status new_view(const nib_tensor *tensor, nib_tensor **out) {
@@ -357,16 +359,18 @@ nib_status nib_tensor_narrow(nib_tensor *tensor, int64_t dim, int64_t start, int
   if (status != NIB_OK) return status;
   int64_t size = tensor->shape[dim];
   if (start < 0 || start > size)
-    return nib_fail(rt, NIB_INVALID, "tensor:narrow: start: expected an index in %d..%lld, got %lld", (int)rt->config.index_base,
-                    shown(rt, size), shown(rt, start));
+    return nib_fail(rt, NIB_INVALID, "tensor:narrow: start: expected an index in %d..%lld, got %lld",
+                    (int)rt->config.index_base, shown(rt, size), shown(rt, start));
   if (length < 0 || length > size - start)
-    return nib_fail(rt, NIB_INVALID, "tensor:narrow: length: expected 0..%lld from start %lld in a dimension of size %lld, got %lld",
+    return nib_fail(rt, NIB_INVALID,
+                    "tensor:narrow: length: expected 0..%lld from start %lld in a dimension of size %lld, got %lld",
                     (long long)(size - start), shown(rt, start), (long long)size, (long long)length);
   status = new_view(tensor, out);
   if (status != NIB_OK) return status;
   (*out)->shape[dim] = length;
   /* An empty view stays where it is: never past the end of the storage. */
-  if (nib_tensor_numel(*out) > 0) (*out)->offset_bytes += start * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
+  if (nib_tensor_numel(*out) > 0)
+    (*out)->offset_bytes += start * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
   return NIB_OK;
 }
 
@@ -377,8 +381,8 @@ nib_status nib_tensor_select(nib_tensor *tensor, int64_t dim, int64_t index, nib
   if (status == NIB_OK) status = check_dim(tensor, "tensor:select", "dim", dim);
   if (status != NIB_OK) return status;
   if (index < 0 || index >= tensor->shape[dim])
-    return nib_fail(rt, NIB_INVALID, "tensor:select: index: expected an index in %d..%lld, got %lld", (int)rt->config.index_base,
-                    shown(rt, tensor->shape[dim] - 1), shown(rt, index));
+    return nib_fail(rt, NIB_INVALID, "tensor:select: index: expected an index in %d..%lld, got %lld",
+                    (int)rt->config.index_base, shown(rt, tensor->shape[dim] - 1), shown(rt, index));
   status = new_view(tensor, out);
   if (status != NIB_OK) return status;
   nib_tensor *view = *out;
@@ -387,7 +391,8 @@ nib_status nib_tensor_select(nib_tensor *tensor, int64_t dim, int64_t index, nib
     view->shape[i] = tensor->shape[i + 1];
     view->stride[i] = tensor->stride[i + 1];
   }
-  if (nib_tensor_numel(view) > 0) view->offset_bytes += index * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
+  if (nib_tensor_numel(view) > 0)
+    view->offset_bytes += index * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
   return NIB_OK;
 }
 
@@ -401,7 +406,8 @@ static bool view_stride(const nib_tensor *tensor, int32_t ndim, const int64_t *s
       return true;
     }
     int64_t step = tensor->stride[from], chunk = tensor->shape[from];
-    while (--from >= 0 && (tensor->shape[from] == 1 || tensor->stride[from] == step * chunk)) chunk *= tensor->shape[from];
+    while (--from >= 0 && (tensor->shape[from] == 1 || tensor->stride[from] == step * chunk))
+      chunk *= tensor->shape[from];
     while (to >= 0 && (chunk > 1 || shape[to] == 1)) {
       if (chunk % shape[to] != 0) return false;
       stride[to] = step;
@@ -435,19 +441,19 @@ nib_status nib_tensor_view(nib_tensor *tensor, int32_t ndim, const int64_t *shap
   if (open >= 0 && rest > 0) sizes[open] = numel / rest;
   write_sizes(ndim, shape, want, sizeof want);
   if ((open >= 0 && rest == 0) || nib_shape_numel(ndim, sizes) != numel)
-    return nib_fail(rt, NIB_INVALID, "tensor:view: shape: expected a shape of %lld elements, got %s", (long long)numel, want);
+    return nib_fail(rt, NIB_INVALID, "tensor:view: shape: expected a shape of %lld elements, got %s", (long long)numel,
+                    want);
   int64_t stride[NIB_MAX_NDIM];
   if (numel > 0 && !view_stride(tensor, ndim, sizes, stride))
-    return nib_fail(rt, NIB_INVALID, "tensor:view: shape: expected a shape that the strides allow (use contiguous first), got %s for %s",
+    return nib_fail(rt, NIB_INVALID,
+                    "tensor:view: shape: expected a shape that the strides allow (use contiguous first), got %s for %s",
                     want, nib_describe(tensor, have, sizeof have));
   status = new_view(tensor, out);
   if (status != NIB_OK) return status;
   (*out)->ndim = ndim;
   memcpy((*out)->shape, sizes, sizeof *sizes * (size_t)ndim);
-  if (numel > 0)
-    memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
-  else
-    set_compact_stride(*out);
+  if (numel > 0) memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
+  else set_compact_stride(*out);
   return NIB_OK;
 }
 
@@ -457,13 +463,15 @@ nib_status nib_tensor_permute(nib_tensor *tensor, int32_t ndim, const int64_t *d
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
   if (ndim != tensor->ndim)
-    return nib_fail(rt, NIB_INVALID, "tensor:permute: dims: expected %d dimensions, got %d", (int)tensor->ndim, (int)ndim);
+    return nib_fail(rt, NIB_INVALID, "tensor:permute: dims: expected %d dimensions, got %d", (int)tensor->ndim,
+                    (int)ndim);
   unsigned seen = 0;
   for (int32_t i = 0; i < ndim; i++) {
     status = check_dim(tensor, "tensor:permute", "dims", dims[i]);
     if (status != NIB_OK) return status;
     if (seen & 1u << dims[i])
-      return nib_fail(rt, NIB_INVALID, "tensor:permute: dims: expected each dimension once, got %lld twice", shown(rt, dims[i]));
+      return nib_fail(rt, NIB_INVALID, "tensor:permute: dims: expected each dimension once, got %lld twice",
+                      shown(rt, dims[i]));
     seen |= 1u << dims[i];
   }
   status = new_view(tensor, out);
@@ -482,8 +490,8 @@ nib_status nib_tensor_expand(nib_tensor *tensor, int32_t ndim, const int64_t *sh
   if (status != NIB_OK) return status;
   char have[NIB_DESCRIPTION];
   if (ndim < tensor->ndim || ndim > NIB_MAX_NDIM)
-    return nib_fail(rt, NIB_INVALID, "tensor:expand: shape: expected %d..%d dimensions, got %d", (int)tensor->ndim, NIB_MAX_NDIM,
-                    (int)ndim);
+    return nib_fail(rt, NIB_INVALID, "tensor:expand: shape: expected %d..%d dimensions, got %d", (int)tensor->ndim,
+                    NIB_MAX_NDIM, (int)ndim);
   int64_t sizes[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
   for (int32_t i = 0; i < ndim; i++) {
     int32_t from = i - (ndim - tensor->ndim);
@@ -504,8 +512,8 @@ nib_status nib_tensor_expand(nib_tensor *tensor, int32_t ndim, const int64_t *sh
   return NIB_OK;
 }
 
-nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset,
-                                 nib_tensor **out) {
+nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t *shape, const int64_t *stride,
+                                 int64_t offset, nib_tensor **out) {
   nib_runtime *rt = nib_tensor_runtime(tensor);
   *out = NULL;
   nib_status status = nib_enter(rt);
@@ -516,8 +524,8 @@ nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t
   int64_t before = tensor->offset_bytes / item, size = (int64_t)tensor->storage->bytes / item;
   if (tensor->offset_bytes % item != 0) size = before + ((int64_t)tensor->storage->bytes - tensor->offset_bytes) / item;
   if (offset < -before || offset > size - before)
-    return nib_fail(rt, NIB_INVALID, "tensor:as_strided: offset: expected %lld..%lld elements, got %lld", (long long)-before,
-                    (long long)(size - before), (long long)offset);
+    return nib_fail(rt, NIB_INVALID, "tensor:as_strided: offset: expected %lld..%lld elements, got %lld",
+                    (long long)-before, (long long)(size - before), (long long)offset);
   int64_t last = before + offset, numel = nib_shape_numel(ndim, shape);
   for (int32_t i = 0; i < ndim; i++) {
     if (stride[i] < 0)
@@ -525,15 +533,17 @@ nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t
                       (long long)stride[i], shown(rt, i));
     if (numel == 0 || shape[i] == 1 || stride[i] == 0) continue;
     if (stride[i] > (size - 1 - last) / (shape[i] - 1)) {
-      return nib_fail(rt, NIB_INVALID,
-                      "tensor:as_strided: stride: expected a view inside the storage of %lld elements, got stride %lld over %lld "
-                      "elements in dimension %lld",
-                      (long long)size, (long long)stride[i], (long long)shape[i], shown(rt, i));
+      return nib_fail(
+        rt, NIB_INVALID,
+        "tensor:as_strided: stride: expected a view inside the storage of %lld elements, got stride %lld over %lld "
+        "elements in dimension %lld",
+        (long long)size, (long long)stride[i], (long long)shape[i], shown(rt, i));
     }
     last += (shape[i] - 1) * stride[i];
   }
   if (numel > 0 && last >= size)
-    return nib_fail(rt, NIB_INVALID, "tensor:as_strided: offset: expected an element of the storage, got the end (%lld)",
+    return nib_fail(rt, NIB_INVALID,
+                    "tensor:as_strided: offset: expected an element of the storage, got the end (%lld)",
                     (long long)offset);
   status = new_view(tensor, out);
   if (status != NIB_OK) return status;
@@ -567,9 +577,10 @@ nib_status nib_tensor_reinterpret(nib_tensor *tensor, nib_dtype dtype, nib_tenso
       if (known) view.stride[i] = bytes / item;
     }
     if (!fits)
-      return nib_fail(rt, NIB_INVALID,
-                      "tensor:reinterpret: dtype: expected a last dimension, strides and an offset that %s elements divide, got %s",
-                      nib_dtype_name(dtype), nib_describe(tensor, have, sizeof have));
+      return nib_fail(
+        rt, NIB_INVALID,
+        "tensor:reinterpret: dtype: expected a last dimension, strides and an offset that %s elements divide, got %s",
+        nib_dtype_name(dtype), nib_describe(tensor, have, sizeof have));
     view.shape[last] = tensor->shape[last] * old_item / item;
     view.stride[last] = 1;
   }

@@ -10,7 +10,8 @@ const char *nib_observation_name(nib_observation_kind kind) {
   return (size_t)kind < sizeof names / sizeof *names ? names[kind] : "?";
 }
 
-void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib_observation *observation), void *user) {
+void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib_observation *observation),
+                         void *user) {
   if (nib_enter(rt) != NIB_OK) return; /* exports may come back on any thread now */
   rt->observe = function;
   rt->observe_user = user;
@@ -29,8 +30,12 @@ void nib_tell(nib_runtime *rt, const nib_observation *observation) {
 static nib_attribute integer(const char *name, int64_t value) {
   return (nib_attribute){ name, NIB_ATTRIBUTE_INTEGER, value, 0 };
 }
-static nib_attribute boolean(const char *name, bool value) { return (nib_attribute){ name, NIB_ATTRIBUTE_BOOLEAN, value, 0 }; }
-static nib_attribute real(const char *name, double value) { return (nib_attribute){ name, NIB_ATTRIBUTE_REAL, 0, value }; }
+static nib_attribute boolean(const char *name, bool value) {
+  return (nib_attribute){ name, NIB_ATTRIBUTE_BOOLEAN, value, 0 };
+}
+static nib_attribute real(const char *name, double value) {
+  return (nib_attribute){ name, NIB_ATTRIBUTE_REAL, 0, value };
+}
 
 static nib_attribute single(const char *name, const float *value) {
   return real(name, nib_element_to_number(NIB_FLOAT32, value).real);
@@ -128,15 +133,17 @@ void nib_tell_follow(nib_stream *stream, nib_stream *other) {
   nib_runtime *rt = stream->device->runtime;
   if (!rt->observe) return;
   uint64_t event = ++rt->last_id;
-  NIB_TELL(rt, NIB_OBSERVED_EVENT_RECORD, .operation = "tensor:copy", .device = other->device, .stream = other->id, .event = event);
-  NIB_TELL(rt, NIB_OBSERVED_STREAM_WAIT, .operation = "tensor:copy", .device = stream->device, .stream = stream->id, .event = event);
+  NIB_TELL(rt, NIB_OBSERVED_EVENT_RECORD, .operation = "tensor:copy", .device = other->device, .stream = other->id,
+           .event = event);
+  NIB_TELL(rt, NIB_OBSERVED_STREAM_WAIT, .operation = "tensor:copy", .device = stream->device, .stream = stream->id,
+           .event = event);
   NIB_TELL(rt, NIB_OBSERVED_EVENT_RELEASED, .operation = "tensor:copy", .device = other->device, .event = event);
 }
 
-/* ---- Peeking ------------------------------------------------------------------------------------------------------- */
+/* ---- Peeking --------------------------------------------------------------------------------------------------- */
 
-/* What is found goes to the front of the device's list: who looks, looks at the same few again and again, or at the newest, and
- * what else lives does not make that slower. */
+/* What is found goes to the front of the device's list: who looks, looks at the same few again and again, or at the
+ * newest, and what else lives does not make that slower. */
 static struct nib_storage *find_storage(nib_runtime *rt, uint64_t id) {
   for (int32_t i = 0; i < rt->device_count; i++) {
     nib_device *device = &rt->devices[i];
@@ -169,11 +176,13 @@ static bool is_view(const nib_tensor *tensor) {
   return (last + 1) * size <= room;
 }
 
-nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t offset_bytes, int32_t ndim, const int64_t *shape,
-                    const int64_t *stride, void *data, size_t bytes) {
+nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t offset_bytes, int32_t ndim,
+                    const int64_t *shape, const int64_t *stride, void *data, size_t bytes) {
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  nib_tensor view = { .storage = find_storage(rt, storage), .dtype = dtype, .ndim = ndim, .offset_bytes = offset_bytes };
+  nib_tensor view = {
+    .storage = find_storage(rt, storage), .dtype = dtype, .ndim = ndim, .offset_bytes = offset_bytes
+  };
   if (!view.storage)
     return nib_fail(rt, NIB_STATE, "peek: storage: expected one that is there, got %llu", (unsigned long long)storage);
   status = nib_check_dtype(rt, "peek", dtype);
@@ -187,7 +196,8 @@ nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t 
     empty |= shape[i] == 0;
   }
   if (!empty && !is_view(&view))
-    return nib_fail(rt, NIB_INVALID, "peek: shape: expected a view inside the storage of %zu bytes, got one that is not",
+    return nib_fail(rt, NIB_INVALID,
+                    "peek: shape: expected a view inside the storage of %zu bytes, got one that is not",
                     view.storage->bytes);
   size_t expected = empty ? 0 : (size_t)nib_tensor_numel(&view) * nib_dtype_bytes(dtype);
   if (bytes != expected) return nib_fail(rt, NIB_INVALID, "peek: bytes: expected %zu, got %zu", expected, bytes);

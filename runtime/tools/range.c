@@ -10,10 +10,13 @@ static struct nib_ranges *find_ranges(nib_runtime *rt) {
   if (ranges->searched) return ranges;
   ranges->searched = true;
   /* CUDA 13 has the first, and seldom on the loader's path; older ones have the second. */
-  static const char *const names[] = { "libnvtx3interop.so.1", "libnvToolsExt.so.1", "/usr/local/cuda/lib64/libnvtx3interop.so.1" };
+  static const char *const names[] = { "libnvtx3interop.so.1", "libnvToolsExt.so.1",
+                                       "/usr/local/cuda/lib64/libnvtx3interop.so.1" };
   void *library = NULL;
-  for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-  void *push = library ? dlsym(library, "nvtxRangePushA") : NULL, *pop = library ? dlsym(library, "nvtxRangePop") : NULL;
+  for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
+    library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+  void *push = library ? dlsym(library, "nvtxRangePushA") : NULL,
+       *pop = library ? dlsym(library, "nvtxRangePop") : NULL;
   if (!push || !pop) return ranges;
   memcpy(&ranges->push, &push, sizeof push);
   memcpy(&ranges->pop, &pop, sizeof pop);

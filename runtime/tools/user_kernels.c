@@ -43,7 +43,9 @@ void nib_modules_close(nib_device *device) {
 }
 
 void nib_module_retain(nib_module *module) { module->references++; }
-struct nib_uses *nib_module_uses(nib_module *module) { return &module->deferred.uses; }
+struct nib_uses *nib_module_uses(nib_module *module) {
+  return &module->deferred.uses;
+}
 
 void nib_module_release(nib_module *module) {
   if (module && --module->references == 0) nib_defer(&module->deferred);
@@ -54,7 +56,8 @@ static nib_status check_device(nib_device *device, const char *operation) {
   nib_status status = nib_enter(device->runtime);
   if (status != NIB_OK) return status;
   if (!device->backend->module_load)
-    return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: device: expected a CUDA device, got %s", operation, device->info.name);
+    return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: device: expected a CUDA device, got %s", operation,
+                    device->info.name);
   return nib_device_open(device);
 }
 
@@ -92,7 +95,8 @@ nib_status nib_module_create(nib_device *device, const void *image, size_t bytes
 
 nib_device *nib_module_device(const nib_module *module) { return module->deferred.device; }
 
-nib_status nib_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count, nib_module **out) {
+nib_status nib_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
+                       nib_module **out) {
   nib_runtime *rt = device->runtime;
   *out = NULL;
   nib_status status = check_device(device, "compile");
@@ -117,7 +121,8 @@ nib_status nib_module_kernel(nib_module *module, const char *name, nib_user_kern
     nib_free(rt, kernel, sizeof *kernel);
     return nib_fail_memory(rt, "module:kernel", sizeof *kernel);
   }
-  status = device->backend->function_find(device, module->impl, name, &kernel->impl, &kernel->attributes, &kernel->layout);
+  status =
+    device->backend->function_find(device, module->impl, name, &kernel->impl, &kernel->attributes, &kernel->layout);
   if (status != NIB_OK) {
     nib_free(rt, copy, strlen(name) + 1);
     nib_free(rt, kernel, sizeof *kernel);
@@ -152,14 +157,15 @@ size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index)
   return index >= 0 && index < kernel->layout.count ? kernel->layout.bytes[index] : 0;
 }
 
-/* ---- Launching --------------------------------------------------------------------------------------------------- */
+/* ---- Launching ------------------------------------------------------------------------------------------------- */
 
-/* Before the driver sees it, which would call a capture invalid. The limits are those of every GPU that CUDA still knows. */
+/* Before the driver sees it, which would call a capture invalid. The limits are those of every GPU that CUDA still
+ * knows. */
 static nib_status check_extent(nib_runtime *rt, const char *name, const uint32_t size[3], const uint32_t most[3]) {
   for (int i = 0; i < 3; i++)
     if (size[i] < 1 || size[i] > most[i])
-      return nib_fail(rt, NIB_INVALID, "kernel:launch: %s: expected 1..%u in dimension %d, got %u", name, (unsigned)most[i],
-                      i + rt->config.index_base, (unsigned)size[i]);
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: %s: expected 1..%u in dimension %d, got %u", name,
+                      (unsigned)most[i], i + rt->config.index_base, (unsigned)size[i]);
   return NIB_OK;
 }
 
@@ -168,41 +174,48 @@ static nib_status check_extents(nib_runtime *rt, const nib_user_kernel *kernel, 
   if (status == NIB_OK) status = check_extent(rt, "block", desc->block, (const uint32_t[]){ 1024, 1024, 64 });
   uint32_t threads = desc->block[0] * desc->block[1] * desc->block[2], most = (uint32_t)kernel->attributes.max_threads;
   if (status == NIB_OK && threads > most)
-    status = nib_fail(rt, NIB_INVALID, "kernel:launch: block: expected at most %u threads for %s, got %u", (unsigned)most, kernel->name,
-                      (unsigned)threads);
+    status = nib_fail(rt, NIB_INVALID, "kernel:launch: block: expected at most %u threads for %s, got %u",
+                      (unsigned)most, kernel->name, (unsigned)threads);
   return status;
 }
 
-/* The parameters as the driver wants them, in one buffer; without a layout from the driver each is aligned to its own size. */
-static nib_status pack(nib_runtime *rt, const nib_user_kernel *kernel, const nib_argument *arguments, int32_t count, unsigned char *buffer,
-                       size_t *bytes) {
+/* The parameters as the driver wants them, in one buffer; without a layout from the driver each is aligned to its own
+ * size. */
+static nib_status pack(nib_runtime *rt, const nib_user_kernel *kernel, const nib_argument *arguments, int32_t count,
+                       unsigned char *buffer, size_t *bytes) {
   const struct nib_params_layout *layout = &kernel->layout;
   if (layout->count >= 0 && count != layout->count)
-    return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %d arguments for %s, got %d", (int)layout->count, kernel->name, (int)count);
+    return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %d arguments for %s, got %d", (int)layout->count,
+                    kernel->name, (int)count);
   *bytes = 0;
   for (int32_t i = 0; i < count; i++) {
     const nib_argument *argument = &arguments[i];
     if (!argument->tensor && !argument->value)
-      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected a tensor or a value as argument %lld, got neither",
+      return nib_fail(rt, NIB_INVALID,
+                      "kernel:launch: args: expected a tensor or a value as argument %lld, got neither",
                       (long long)i + rt->config.index_base);
     void *pointer = argument->tensor ? nib_tensor_data(argument->tensor) : NULL;
     const void *value = argument->tensor ? (const void *)&pointer : argument->value;
     size_t size = argument->tensor ? sizeof pointer : argument->bytes;
     if (layout->count >= 0 && size != layout->bytes[i])
-      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %zu bytes for parameter %lld of %s, got %zu%s", layout->bytes[i],
-                      (long long)i + rt->config.index_base, kernel->name, size, argument->tensor ? " (a tensor's pointer)" : "");
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %zu bytes for parameter %lld of %s, got %zu%s",
+                      layout->bytes[i], (long long)i + rt->config.index_base, kernel->name, size,
+                      argument->tensor ? " (a tensor's pointer)" : "");
     if (size > NIB_ARGUMENT_BYTES)
-      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d bytes of arguments, got %zu", NIB_ARGUMENT_BYTES, size);
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d bytes of arguments, got %zu",
+                      NIB_ARGUMENT_BYTES, size);
     size_t offset = layout->count >= 0 ? layout->offset[i] : (*bytes + size - 1) / (size ? size : 1) * size;
     if (size == 0 || offset + size > NIB_ARGUMENT_BYTES)
-      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d bytes of arguments, got %zu", NIB_ARGUMENT_BYTES, offset + size);
+      return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d bytes of arguments, got %zu",
+                      NIB_ARGUMENT_BYTES, offset + size);
     memcpy(buffer + offset, value, size);
     if (*bytes < offset + size) *bytes = offset + size;
   }
   return NIB_OK;
 }
 
-nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *given, size_t desc_bytes) {
+nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *given,
+                                        size_t desc_bytes) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
   nib_launch_desc own;
@@ -214,20 +227,26 @@ nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *ker
     return nib_fail(rt, NIB_INVALID, "kernel:launch: stream: expected a stream of %s, got one of %s",
                     kernel->module->deferred.device->info.name, device->info.name);
   if (desc->argument_count < 0 || desc->argument_count > NIB_MAX_ARGUMENTS)
-    return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d arguments, got %d", NIB_MAX_ARGUMENTS, (int)desc->argument_count);
+    return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected at most %d arguments, got %d", NIB_MAX_ARGUMENTS,
+                    (int)desc->argument_count);
   if (desc->argument_count > 0 && !desc->arguments)
     return nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected %d arguments, got NULL", (int)desc->argument_count);
   status = check_extents(rt, kernel, desc);
   nib_access accesses[NIB_MAX_ARGUMENTS];
   for (int32_t i = 0; status == NIB_OK && i < desc->argument_count; i++) {
     nib_tensor *tensor = desc->arguments[i].tensor;
-    accesses[i] = (nib_access){ .tensor = tensor, .write = true }; /* what a kernel does with a pointer is its own affair */
+    accesses[i] =
+      (nib_access){ .tensor = tensor, .write = true }; /* what a kernel does with a pointer is its own affair */
     if (tensor && nib_tensor_dev(tensor) != device)
-      status = nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected tensors on %s, got one on %s as argument %lld", device->info.name,
-                        nib_tensor_dev(tensor)->info.name, (long long)i + rt->config.index_base);
+      status = nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected tensors on %s, got one on %s as argument %lld",
+                        device->info.name, nib_tensor_dev(tensor)->info.name, (long long)i + rt->config.index_base);
   }
   unsigned char buffer[NIB_ARGUMENT_BYTES] = { 0 };
-  struct nib_work work = { .name = kernel->name, .kernel = NIB_KERNEL_COUNT, .module = kernel->module, .function = kernel->impl, .params = buffer,
+  struct nib_work work = { .name = kernel->name,
+                           .kernel = NIB_KERNEL_COUNT,
+                           .module = kernel->module,
+                           .function = kernel->impl,
+                           .params = buffer,
                            .shared_bytes = desc->shared_bytes };
   memcpy(work.grid, desc->grid, sizeof work.grid);
   memcpy(work.block, desc->block, sizeof work.block);

@@ -1,11 +1,10 @@
-/* The Lua module bench_launch, built beside nibble.so where the CUDA headers are: what a launch costs without nibble. For
- * cuda.lua.
+/* The Lua module bench_launch, built beside nibble.so where the CUDA headers are: what a launch costs without nibble.
+ * For cuda.lua.
  *
  *   bench_launch.bytes             the bytes of each operation's parameters, by the names append, dequantize, ...
- *   bench_launch.open(gpu, bytes)  an empty kernel with that many bytes of parameters, on a stream of its own of GPU 0, 1, ...;
- *                                  or nil, reason
- *   kernel:time(count)             the microseconds that a bare cuLaunchKernel of it takes the caller, over `count` of them
- *   bench_launch.now()             a clock, in microseconds */
+ *   bench_launch.open(gpu, bytes)  an empty kernel with that many bytes of parameters, on a stream of its own of GPU 0,
+ * 1, ...; or nil, reason kernel:time(count)             the microseconds that a bare cuLaunchKernel of it takes the
+ * caller, over `count` of them bench_launch.now()             a clock, in microseconds */
 #define _POSIX_C_SOURCE 200809L
 #include <lauxlib.h>
 #include <lua.h>
@@ -15,7 +14,7 @@
 
 #include "../../runtime/cuda/driver.h"
 
-#define CLASS "bench_launch.kernel"
+#define CLASS      "bench_launch.kernel"
 #define MOST_BYTES 4096
 
 struct kernel {
@@ -65,8 +64,10 @@ static int open_kernel(lua_State *L) {
     lua_pushstring(L, text);
     return 2;
   }
-  snprintf(text, sizeof text,
-           ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry empty(.param .align 8 .b8 params[%d]) { ret; }\n", (int)bytes);
+  snprintf(
+    text, sizeof text,
+    ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry empty(.param .align 8 .b8 params[%d]) { ret; }\n",
+    (int)bytes);
   struct nib_driver *driver = &kernel->driver;
   CUcontext popped;
   CUresult result = driver->DeviceGet(&kernel->gpu, gpu);
@@ -98,7 +99,8 @@ static int kernel_time(lua_State *L) {
   double spent = now_us() - from;
   if (result == CUDA_SUCCESS) result = driver->StreamSynchronize(kernel->stream);
   driver->CtxPopCurrent(&popped);
-  if (result != CUDA_SUCCESS) return luaL_error(L, "an empty kernel: expected success from the driver, got error %d", (int)result);
+  if (result != CUDA_SUCCESS)
+    return luaL_error(L, "an empty kernel: expected success from the driver, got error %d", (int)result);
   lua_pushnumber(L, spent / (double)count);
   return 1;
 }

@@ -81,8 +81,8 @@ static int scenario(struct heap *heap) {
     if (!seen(nib_stream_synchronize(stream, NIB_UNLIMITED))) break;
     if (!seen(nib_capture_begin(stream, NIB_CAPTURE_THREAD_LOCAL))) break;
     if (!seen(nib_tensor_fill(stream, a, NIB_REAL(2))) || !seen(nib_event_record(stream, &event)) ||
-        !seen(nib_stream_wait(fork, event)) || !seen(nib_tensor_copy(fork, b, a)) || !seen(nib_event_record(fork, &back)) ||
-        !seen(nib_stream_wait(stream, back))) {
+        !seen(nib_stream_wait(fork, event)) || !seen(nib_tensor_copy(fork, b, a)) ||
+        !seen(nib_event_record(fork, &back)) || !seen(nib_stream_wait(stream, back))) {
       nib_capture_abort(stream);
       break;
     }

@@ -26,7 +26,8 @@ int main(void) {
   OK(runtime, nib_stream_create(device, 0, &a));
   OK(runtime, nib_stream_create(device, 0, &b));
   CHECK(nib_stream_id(a) != nib_stream_id(b));
-  nib_tensor *x = make(device, NIB_FLOAT32, 1000), *y = make(device, NIB_FLOAT32, 1000), *z = make(device, NIB_FLOAT32, 1000);
+  nib_tensor *x = make(device, NIB_FLOAT32, 1000), *y = make(device, NIB_FLOAT32, 1000),
+             *z = make(device, NIB_FLOAT32, 1000);
   nib_tensor *filled[] = { x, y, z };
   for (int i = 0; i < 3; i++) OK(runtime, nib_tensor_fill(a, filled[i], NIB_REAL(0)));
   OK(runtime, nib_stream_synchronize(a, NIB_UNLIMITED));

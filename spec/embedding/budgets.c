@@ -1,6 +1,6 @@
-/* What nibble.h promises of time: a tick ends within a millisecond of its budget, whatever it frees, and what reads or compares
- * within a millisecond of the deadline. Measured in the thread's own processor time, medians of five, twice the bound; with `count`
- * as the argument nothing is measured, and all is done. */
+/* What nibble.h promises of time: a tick ends within a millisecond of its budget, whatever it frees, and what reads or
+ * compares within a millisecond of the deadline. Measured in the thread's own processor time, medians of five, twice
+ * the bound; with `count` as the argument nothing is measured, and all is done. */
 #include <time.h>
 
 #include "host.h"
@@ -108,7 +108,8 @@ static void free_graphs_and_tensors(void) {
   check("a large tensor's release", releases, SLACK_US);
   check("a tick that frees a large tensor", ticks, BUDGET_US + SLACK_US);
 
-  /* What is still being given back counts, and a tensor that needs the room waits for it; the runtime's end does too. */
+  /* What is still being given back counts, and a tensor that needs the room waits for it; the runtime's end does
+   * too. */
   nib_runtime *capped = NULL;
   OK(NULL, nib_runtime_create(&(nib_config){ .memory_cap = BIG }, &capped));
   for (int i = 0; i < 20; i++) {

@@ -1,5 +1,5 @@
-/* Closing a runtime with work in its queues: host functions still run, and see what the kernels before them wrote; the rest
- * of the backlog is dropped. */
+/* Closing a runtime with work in its queues: host functions still run, and see what the kernels before them wrote; the
+ * rest of the backlog is dropped. */
 #include <time.h>
 
 #include "host.h"

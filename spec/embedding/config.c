@@ -14,7 +14,7 @@ static void refuse_dtypes(nib_runtime *runtime, nib_tensor *tensor) {
     CHECK(!nib_element_from_number(dtype, NIB_INTEGER(1), bytes) && nib_element_to_number(dtype, bytes).integer == 0);
     char want[80];
     snprintf(want, sizeof want, ": dtype: expected a dtype, got %d", numbers[i]);
-#define REFUSED(call) \
+#define REFUSED(call)                       \
   CHECK_STATUS(NIB_INVALID, runtime, call); \
   CHECK(!none && strstr(nib_error(runtime), want))
     REFUSED(nib_tensor_create(cpu, dtype, 0, NULL, &none));
@@ -39,7 +39,7 @@ static void refuse_numbers(nib_runtime *runtime, nib_tensor *tensor) {
   const char *name = "x";
   const int64_t minus[2] = { -1, -1 }, one[2] = { 1, 1 };
   unsigned char bytes[8] = { 0 };
-#define REFUSED(want, call) \
+#define REFUSED(want, call)                 \
   CHECK_STATUS(NIB_INVALID, runtime, call); \
   CHECK(!none && strstr(nib_error(runtime), want))
   for (int layout = -1; layout <= 2; layout += 3) {
@@ -47,7 +47,8 @@ static void refuse_numbers(nib_runtime *runtime, nib_tensor *tensor) {
     snprintf(unknown, sizeof unknown, ": kv_layout: expected NIB_NHD or NIB_HND, got %d", layout);
     REFUSED(unknown, nib_append(stream, &(nib_append_desc){ .kv_layout = (nib_layout)layout }));
     REFUSED(unknown, nib_dequantize(stream, &(nib_dequantize_desc){ .kv_layout = (nib_layout)layout }));
-    REFUSED(unknown, nib_quantize_cache(stream, &(nib_quantize_cache_desc){ .kv_layout = (nib_layout)layout }, &(nib_quantized_cache){ 0 }));
+    REFUSED(unknown, nib_quantize_cache(stream, &(nib_quantize_cache_desc){ .kv_layout = (nib_layout)layout },
+                                        &(nib_quantized_cache){ 0 }));
     REFUSED(unknown, nib_swizzle_v_scales(stream, tensor, (nib_layout)layout, false, NULL, &none));
   }
   REFUSED("save: count: expected 0 or more tensors, got -1",
@@ -70,9 +71,12 @@ static void refuse_numbers(nib_runtime *runtime, nib_tensor *tensor) {
   REFUSED("got -1", nib_tensor_as_strided(tensor, 1, one, minus, 0, &none));
   REFUSED("got -1", nib_tensor_as_strided(tensor, 1, one, one, -1, &none));
   REFUSED("got -1", nib_tensor_wrap(cpu, &(nib_wrap_desc){ .dtype = NIB_UINT8, .ndim = -1, .data = bytes }, &none));
-  REFUSED("got -1", nib_tensor_wrap(cpu, &(nib_wrap_desc){ .dtype = NIB_UINT8, .ndim = 1, .shape = minus, .data = bytes }, &none));
-  REFUSED("got -1", nib_tensor_wrap(cpu, &(nib_wrap_desc){ .dtype = NIB_UINT8, .ndim = 1, .shape = one, .stride = minus, .data = bytes },
-                                    &none));
+  REFUSED("got -1", nib_tensor_wrap(
+                      cpu, &(nib_wrap_desc){ .dtype = NIB_UINT8, .ndim = 1, .shape = minus, .data = bytes }, &none));
+  REFUSED(
+    "got -1",
+    nib_tensor_wrap(
+      cpu, &(nib_wrap_desc){ .dtype = NIB_UINT8, .ndim = 1, .shape = one, .stride = minus, .data = bytes }, &none));
   REFUSED("got -1", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, 0, -1, one, one, bytes, 1));
   REFUSED("shape", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, 0, 1, minus, one, bytes, 1));
   REFUSED("shape", nib_peek(runtime, nib_tensor_storage(tensor), NIB_UINT8, 0, 1, one, minus, bytes, 1));
@@ -136,7 +140,9 @@ int main(void) {
   CHECK(nib_runtime_create(&config, &runtime) == NIB_INVALID && !runtime);
 
   /* All of these are fine. */
-  nib_config good[] = { { 0 }, { .abi_version = NIB_ABI_VERSION }, { .threads = 1 }, { .threads = 3 }, { .index_base = 1 } };
+  nib_config good[] = {
+    { 0 }, { .abi_version = NIB_ABI_VERSION }, { .threads = 1 }, { .threads = 3 }, { .index_base = 1 }
+  };
   for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
     OK(NULL, nib_runtime_create(&good[i], &runtime));
     CHECK(strcmp(nib_error(runtime), "") == 0);

@@ -1,5 +1,5 @@
-/* A host with GPU work of its own: its CUcontext and its CUstreams, which the runtime uses and leaves alone. Talks to the driver itself,
- * without its headers. On the device of NIBBLE_DEVICE, "cuda:0" if there is none. */
+/* A host with GPU work of its own: its CUcontext and its CUstreams, which the runtime uses and leaves alone. Talks to
+ * the driver itself, without its headers. On the device of NIBBLE_DEVICE, "cuda:0" if there is none. */
 #include <dlfcn.h>
 
 #include "host.h"
@@ -123,7 +123,8 @@ int main(void) {
   CHECK(strstr(nib_error(rt), "not in use yet"));
   CHECK_STATUS(NIB_INVALID, rt, nib_stream_wrap(cpu, mine, &none));
   CHECK_STATUS(NIB_INVALID, rt, nib_stream_wrap(device, NULL, &none));
-  CHECK(!none && !nib_stream_handle(nib_device_default_stream(cpu)) && nib_stream_handle(nib_device_default_stream(device)));
+  CHECK(!none && !nib_stream_handle(nib_device_default_stream(cpu)) &&
+        nib_stream_handle(nib_device_default_stream(device)));
 
   nib_runtime *second;
   OK(NULL, nib_runtime_create(NULL, &second));

@@ -1,6 +1,7 @@
-/* Tensors from and to other frameworks (DLPack 1), and on memory of the host's: nothing is copied, whatever happens to be written is
- * seen by both sides, memory lives as long as either side needs it (also beyond the runtime, also when the other side lets go on
- * another thread), and what cannot be taken is refused with the reason. On the device of NIBBLE_DEVICE. */
+/* Tensors from and to other frameworks (DLPack 1), and on memory of the host's: nothing is copied, whatever happens to
+ * be written is seen by both sides, memory lives as long as either side needs it (also beyond the runtime, also when
+ * the other side lets go on another thread), and what cannot be taken is refused with the reason. On the device of
+ * NIBBLE_DEVICE. */
 #include <pthread.h>
 #include <time.h>
 
@@ -9,7 +10,7 @@
 
 typedef struct DLManagedTensorVersioned managed;
 
-/* ---- A framework that produces ------------------------------------------------------------------------------------- */
+/* ---- A framework that produces --------------------------------------------------------------------------------- */
 
 struct producer {
   managed tensor;
@@ -17,16 +18,20 @@ struct producer {
   int deleted;
 };
 
-static void delete(managed *self) { ((struct producer *)self->manager_ctx)->deleted++; }
+static void delete (managed *self) { ((struct producer *)self->manager_ctx)->deleted++; }
 
 /* float32 {2, 3} on the device of `memory`, in whose storage it lies. */
 static struct producer produce(nib_tensor *memory) {
   bool gpu = strcmp(nib_device_get_info(nib_tensor_device(memory))->name, "cpu") != 0;
   struct producer p = { .shape = { 2, 3 }, .strides = { 3, 1 } };
-  p.tensor = (managed){ .major = 1, .deleter = delete,
-                        .tensor = { .data = nib_tensor_data(memory), .ndim = 2,
+  p.tensor = (managed){ .major = 1,
+                        .deleter = delete,
+                        .tensor = { .data = nib_tensor_data(memory),
+                                    .ndim = 2,
                                     .device_type = gpu ? NIB_DLPACK_CUDA : NIB_DLPACK_CPU,
-                                    .code = NIB_DLPACK_FLOAT, .bits = 32, .lanes = 1 } };
+                                    .code = NIB_DLPACK_FLOAT,
+                                    .bits = 32,
+                                    .lanes = 1 } };
   if (gpu) p.tensor.tensor.device_id = atoi(nib_device_get_info(nib_tensor_device(memory))->name + 5);
   return p;
 }
@@ -47,11 +52,11 @@ static void refuse(nib_runtime *rt, struct producer p, const char *words) {
 
 static void refusals(nib_runtime *rt, nib_tensor *memory) {
   struct producer p;
-#define REFUSE(words, change)   \
-  do {                          \
-    p = produce(memory);        \
-    change;                     \
-    refuse(rt, p, words);       \
+#define REFUSE(words, change) \
+  do {                        \
+    p = produce(memory);      \
+    change;                   \
+    refuse(rt, p, words);     \
   } while (0)
   REFUSE("version: expected DLPack 1, got 2.5", (p.tensor.major = 2, p.tensor.minor = 5));
   REFUSE("version: expected DLPack 1, got 0.0", p.tensor.major = 0);
@@ -65,9 +70,11 @@ static void refusals(nib_runtime *rt, nib_tensor *memory) {
   REFUSE("shape: expected at most 8 dimensions, got -1", p.tensor.tensor.ndim = -1);
   REFUSE("shape: expected sizes >= 0, got -2 in dimension 0", p.shape[0] = -2);
   REFUSE("less than 2^62 bytes", p.shape[0] = p.shape[1] = (int64_t)1 << 31);
-  REFUSE("stride: expected strides >= 0, got -3 in dimension 0", (p.tensor.tensor.strides = p.strides, p.strides[0] = -3));
+  REFUSE("stride: expected strides >= 0, got -3 in dimension 0",
+         (p.tensor.tensor.strides = p.strides, p.strides[0] = -3));
   REFUSE("stride: expected less than 2^62 bytes", p.strides[0] = INT64_MAX);
-  REFUSE("stride: expected strides >= 0, got -3 in dimension 0", (p.tensor.tensor.strides = p.strides, p.strides[0] = -3, p.shape[1] = 1));
+  REFUSE("stride: expected strides >= 0, got -3 in dimension 0",
+         (p.tensor.tensor.strides = p.strides, p.strides[0] = -3, p.shape[1] = 1));
   REFUSE("data: expected an address that is a multiple of 4", p.tensor.tensor.byte_offset = 2);
   REFUSE("data: expected an address", p.tensor.tensor.data = NULL);
   if (p.tensor.tensor.device_type == NIB_DLPACK_CUDA) {
@@ -85,9 +92,10 @@ static void refusals(nib_runtime *rt, nib_tensor *memory) {
 static void types(nib_runtime *rt, nib_tensor *memory) {
   static const struct {
     uint8_t code, bits, lanes, dtype;
-  } all[] = { { 2, 32, 1, NIB_FLOAT32 }, { 2, 16, 1, NIB_FLOAT16 }, { 4, 16, 1, NIB_BFLOAT16 }, { 10, 8, 1, NIB_FLOAT8_E4M3FN },
-              { 1, 8, 1, NIB_UINT8 },    { 0, 8, 1, NIB_INT8 },     { 1, 16, 1, NIB_UINT16 },   { 0, 32, 1, NIB_INT32 },
-              { 0, 64, 1, NIB_INT64 },   { 6, 8, 1, NIB_UINT8 },    { 17, 4, 2, NIB_UINT8 } };
+  } all[] = { { 2, 32, 1, NIB_FLOAT32 },       { 2, 16, 1, NIB_FLOAT16 }, { 4, 16, 1, NIB_BFLOAT16 },
+              { 10, 8, 1, NIB_FLOAT8_E4M3FN }, { 1, 8, 1, NIB_UINT8 },    { 0, 8, 1, NIB_INT8 },
+              { 1, 16, 1, NIB_UINT16 },        { 0, 32, 1, NIB_INT32 },   { 0, 64, 1, NIB_INT64 },
+              { 6, 8, 1, NIB_UINT8 },          { 17, 4, 2, NIB_UINT8 } };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     struct producer p = produce(memory);
     nib_tensor *tensor;
@@ -217,7 +225,7 @@ static void imports(nib_runtime *rt, nib_device *device) {
   nib_tensor_release(memory);
 }
 
-/* ---- A framework that consumes ------------------------------------------------------------------------------------- */
+/* ---- A framework that consumes --------------------------------------------------------------------------------- */
 
 static void *let_go(void *argument) {
   managed *tensor = argument;
@@ -250,10 +258,8 @@ static void reads_first(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_tensor_copy(stream, kept, tensor));
   const bool cpu = strcmp(nib_device_get_info(device)->name, "cpu") == 0;
   OK(rt, nib_tensor_to_dlpack(tensor, cpu ? 0 : (intptr_t)nib_stream_handle(consumer), &out));
-  if (cpu)
-    ((float *)out->tensor.data)[23] = 2;
-  else
-    OK(rt, nib_tensor_fill(consumer, tensor, NIB_INTEGER(2)));
+  if (cpu) ((float *)out->tensor.data)[23] = 2;
+  else OK(rt, nib_tensor_fill(consumer, tensor, NIB_INTEGER(2)));
   OK(rt, nib_tensor_read(kept, values, sizeof values, NIB_UNLIMITED));
   CHECK(values[23] == 1);
   OK(rt, nib_tensor_read(tensor, values, sizeof values, NIB_UNLIMITED));
@@ -279,13 +285,14 @@ static void exports(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_tensor_permute(tensor, 2, (int64_t[]){ 1, 0 }, &turned));
   OK(rt, nib_tensor_to_dlpack(turned, handle, &out));
   const struct nib_dlpack_tensor *t = &out->tensor;
-  CHECK(out->major == 1 && out->flags == 0 && t->data == nib_tensor_data(tensor) && t->byte_offset == 0 && t->ndim == 2);
+  CHECK(out->major == 1 && out->flags == 0 && t->data == nib_tensor_data(tensor) && t->byte_offset == 0 &&
+        t->ndim == 2);
   CHECK(t->shape[0] == 6 && t->shape[1] == 4 && t->strides[0] == 1 && t->strides[1] == 6);
   CHECK(t->device_type == (cpu ? NIB_DLPACK_CPU : NIB_DLPACK_CUDA));
   CHECK(t->device_id == (cpu ? 0 : atoi(nib_device_get_info(device)->name + 5)));
   if (cpu) {
     CHECK(((const float *)t->data)[23] == 200); /* all is written */
-  } else { /* work of the consumer's stream comes after all that was written */
+  } else {                                      /* work of the consumer's stream comes after all that was written */
     nib_tensor *copy;
     float last[24];
     OK(rt, nib_tensor_create(device, NIB_FLOAT32, 2, shape, &copy));
@@ -322,7 +329,8 @@ static void exports(nib_runtime *rt, nib_device *device) {
   float last[24];
   if (!cpu) { /* nobody else knows that it is the same memory, and there in the order of that stream */
     CHECK_STATUS(NIB_INVALID, rt, nib_tensor_written(back, nib_device_default_stream(cpu_of(rt))));
-    CHECK(strstr(nib_error(rt), "tensor:written: tensor: expected a tensor on the stream's device cpu, got one on cuda:"));
+    CHECK(
+      strstr(nib_error(rt), "tensor:written: tensor: expected a tensor on the stream's device cpu, got one on cuda:"));
     OK(rt, nib_tensor_written(back, consumer));
   }
   OK(rt, nib_tensor_read(back, last, sizeof last, NIB_UNLIMITED));
@@ -356,7 +364,7 @@ static void pinned(nib_runtime *rt, nib_device *device) {
   nib_tensor_release(there);
 }
 
-/* ---- The runtime's end --------------------------------------------------------------------------------------------- */
+/* ---- The runtime's end ----------------------------------------------------------------------------------------- */
 
 static long live; /* atomic: after a runtime's end its allocator is called on the threads of exports */
 
@@ -381,8 +389,8 @@ static void *release_all(void *argument) {
   return NULL;
 }
 
-/* Exports outlive the runtime: some come back before it is closed, some while, some after, on four threads, while the host releases
- * its own handles. `mode` 0: the exports are last; 1: the handles are. */
+/* Exports outlive the runtime: some come back before it is closed, some while, some after, on four threads, while the
+ * host releases its own handles. `mode` 0: the exports are last; 1: the handles are. */
 static void end(int mode) {
   nib_config config = { .allocate = allocate, .threads = 2 };
   nib_runtime *rt;
@@ -453,7 +461,8 @@ static void end_with_module(void) {
   CHECK(pthread_join(thread, NULL) == 0 && live == 0);
 }
 
-/* Owners that are told wait for a thread on which an export comes back, as Python's lock makes them: `while_closing`, or after it. */
+/* Owners that are told wait for a thread on which an export comes back, as Python's lock makes them: `while_closing`,
+ * or after it. */
 static void let_go_and_wait(void *user) { let_go_elsewhere(user); }
 
 static void end_waiting(bool while_closing) {
@@ -465,8 +474,12 @@ static void end_waiting(bool while_closing) {
   nib_tensor *memory = make(device, NIB_FLOAT32, 24), *other = make(device, NIB_FLOAT32, 24), *lent, *wrapped;
   OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
   OK(rt, nib_tensor_to_dlpack(other, -1, &out));
-  nib_wrap_desc desc = { .dtype = NIB_FLOAT32, .ndim = 1, .shape = (int64_t[]){ 24 }, .data = nib_tensor_data(memory),
-                         .release = let_go_and_wait, .user = out };
+  nib_wrap_desc desc = { .dtype = NIB_FLOAT32,
+                         .ndim = 1,
+                         .shape = (int64_t[]){ 24 },
+                         .data = nib_tensor_data(memory),
+                         .release = let_go_and_wait,
+                         .user = out };
   OK(rt, nib_tensor_wrap(device, &desc, &wrapped));
   OK(rt, nib_tensor_to_dlpack(memory, -1, &first)); /* a round trip, of which both ends are left to the runtime's end */
   OK(rt, nib_tensor_from_dlpack(rt, first, &lent));
@@ -486,7 +499,7 @@ static void end_waiting(bool while_closing) {
   CHECK(live == 0);
 }
 
-/* ---- Memory of the host's ------------------------------------------------------------------------------------------ */
+/* ---- Memory of the host's -------------------------------------------------------------------------------------- */
 
 static void count(void *user) { ++*(int *)user; }
 
@@ -495,8 +508,13 @@ static void wraps(nib_runtime *rt, nib_device *device) {
   nib_tensor *memory = make(device, NIB_BFLOAT16, 64), *tensor, *none;
   int released = 0;
   const int64_t shape[] = { 3, 4 }, stride[] = { 16, 1 };
-  nib_wrap_desc desc = { .dtype = NIB_BFLOAT16, .ndim = 2, .shape = shape, .stride = stride, .data = nib_tensor_data(memory),
-                         .release = count, .user = &released };
+  nib_wrap_desc desc = { .dtype = NIB_BFLOAT16,
+                         .ndim = 2,
+                         .shape = shape,
+                         .stride = stride,
+                         .data = nib_tensor_data(memory),
+                         .release = count,
+                         .user = &released };
   OK(rt, nib_device_synchronize(device, NIB_UNLIMITED));
   OK(rt, nib_tensor_wrap(device, &desc, &tensor));
   for (int i = 0; i < 100; i++) OK(rt, nib_tensor_fill(stream, tensor, NIB_INTEGER(i)));

@@ -1,6 +1,7 @@
-/* Every function of nibble.h, called once: what every_entry.c makes fail. An entry returns the status of its call; one that cannot
- * fail returns NIB_OK after it has checked the answers. Whatever a call gives back goes into the world's results, which are
- * released after each call, and must be NULL after one that failed. In a world that has ended, answers are what they may be. */
+/* Every function of nibble.h, called once: what every_entry.c makes fail. An entry returns the status of its call; one
+ * that cannot fail returns NIB_OK after it has checked the answers. Whatever a call gives back goes into the world's
+ * results, which are released after each call, and must be NULL after one that failed. In a world that has ended,
+ * answers are what they may be. */
 #ifndef ENTRIES_H
 #define ENTRIES_H
 
@@ -30,11 +31,11 @@ struct world {
   nib_graph *graph;
   nib_module *module; /* NULL where the device has none, as is: */
   nib_user_kernel *kernel;
-  nib_tensor *floats, *columns, *integers, *one, *square, *turned; /* columns, turned: transposed views */
+  nib_tensor *floats, *columns, *integers, *one, *square, *turned;            /* columns, turned: transposed views */
   nib_tensor *key, *slots, *data, *scales, *tables, *lengths, *out_k, *out_v; /* append, dequantize */
-  nib_tensor *pages, *page_scales, *halves;                                  /* materialize, swizzle, quantize_cache */
-  nib_tensor *q, *kv, *records, *positions, *table;                          /* rope_insert */
-  const char *path; /* of a file to write, and to load */
+  nib_tensor *pages, *page_scales, *halves;                                   /* materialize, swizzle, quantize_cache */
+  nib_tensor *q, *kv, *records, *positions, *table;                           /* rope_insert */
+  const char *path;                                                           /* of a file to write, and to load */
   unsigned char file[256];
   size_t file_bytes;
   float host[24];
@@ -50,7 +51,8 @@ struct world {
 };
 
 #define ENTRY(name) static nib_status name(struct world *w)
-#define SHAPE(...) (int32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (int64_t[]){ __VA_ARGS__ }
+#define SHAPE(...) \
+  (int32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
 
 /* Code that the stand-in driver takes for a module of the project's kernels. */
 static const unsigned long long image[] = { 0x00100001BA55ED50, 0 };
@@ -61,7 +63,7 @@ static nib_status nothing(void *user) {
   return NIB_OK;
 }
 
-/* ---- Answers ------------------------------------------------------------------------------------------------------- */
+/* ---- Answers --------------------------------------------------------------------------------------------------- */
 
 ENTRY(names) {
   (void)w;
@@ -84,7 +86,8 @@ ENTRY(elements) {
 ENTRY(devices) {
   int32_t count = nib_device_count(w->runtime);
   CHECK(count >= 1 && nib_device_at(w->runtime, 0) && !nib_device_at(w->runtime, count));
-  CHECK(nib_device_get_info(w->device)->name && (w->ended || strcmp(nib_device_get_info(w->device)->name, device_name()) == 0));
+  CHECK(nib_device_get_info(w->device)->name &&
+        (w->ended || strcmp(nib_device_get_info(w->device)->name, device_name()) == 0));
   CHECK(nib_device_runtime(w->device) == w->runtime && nib_runtime_user(w->runtime) == w->config.user);
   CHECK(nib_device_memory(w->device).used_bytes > 0 || w->ended);
   CHECK(nib_device_is_capturing(w->device) == (w->inside != NULL) || w->ended);
@@ -97,7 +100,8 @@ ENTRY(shapes) {
   CHECK(nib_tensor_ndim(w->floats) == 2 && nib_tensor_shape(w->floats)[1] == 6 && nib_tensor_stride(w->floats)[0] == 6);
   CHECK(nib_tensor_numel(w->floats) == 24 && nib_tensor_is_contiguous(w->floats));
   CHECK(nib_tensor_data(w->floats) || w->ended);
-  CHECK(nib_tensor_storage(w->floats) > 0 && nib_tensor_offset_bytes(w->floats) == 0 && !nib_tensor_is_pinned(w->floats));
+  CHECK(nib_tensor_storage(w->floats) > 0 && nib_tensor_offset_bytes(w->floats) == 0 &&
+        !nib_tensor_is_pinned(w->floats));
   CHECK(!nib_tensor_is_read_only(w->floats));
   CHECK(nib_tensor_same_view(w->floats, w->floats) && !nib_tensor_same_view(w->floats, w->columns));
   return NIB_OK;
@@ -146,7 +150,7 @@ ENTRY(releases) {
   return NIB_OK;
 }
 
-/* ---- Runtimes and devices ------------------------------------------------------------------------------------------ */
+/* ---- Runtimes and devices -------------------------------------------------------------------------------------- */
 
 ENTRY(runtime_create) { return nib_runtime_create(&w->config, &w->made.runtime); }
 
@@ -182,7 +186,8 @@ ENTRY(device_find) {
 ENTRY(device_find_uuid) {
   nib_device *device = NULL, *known = nib_device_at(w->fresh, 0);
   for (int32_t i = 0; i < nib_device_count(w->fresh); i++)
-    if (strcmp(nib_device_get_info(nib_device_at(w->fresh, i))->name, device_name()) == 0) known = nib_device_at(w->fresh, i);
+    if (strcmp(nib_device_get_info(nib_device_at(w->fresh, i))->name, device_name()) == 0)
+      known = nib_device_at(w->fresh, i);
   nib_status status = nib_device_find_uuid(w->fresh, nib_device_get_info(known)->uuid, &device);
   CHECK((status == NIB_OK) == (device == known));
   return status;
@@ -227,7 +232,7 @@ ENTRY(deadline) {
   return status;
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------------------------- */
 
 ENTRY(tensor_create_unused) { /* on a device that nobody has used yet, where there is one */
   nib_device *device = nib_device_at(w->fresh, nib_device_count(w->fresh) - 1);
@@ -257,7 +262,9 @@ ENTRY(tensor_copy_across) {
 }
 ENTRY(tensor_copy_between) { return nib_tensor_copy_between(w->stream, w->other, w->integers, w->columns); }
 ENTRY(tensor_copy_wait) { return nib_tensor_copy_wait(w->integers, w->columns, NIB_UNLIMITED); }
-ENTRY(tensor_create_pinned) { return nib_tensor_create_pinned(w->runtime, NIB_INT64, SHAPE(3, 5), &w->made.tensors[0]); }
+ENTRY(tensor_create_pinned) {
+  return nib_tensor_create_pinned(w->runtime, NIB_INT64, SHAPE(3, 5), &w->made.tensors[0]);
+}
 ENTRY(tensor_fill) { return nib_tensor_fill(w->stream, w->columns, NIB_INTEGER(4)); }
 ENTRY(tensor_arange) { return nib_tensor_arange(w->stream, w->floats, NIB_INTEGER(0), NIB_REAL(0.5)); }
 ENTRY(tensor_random_normal) { return nib_tensor_random_normal(w->stream, w->floats, 1); }
@@ -309,7 +316,8 @@ ENTRY(safetensors) {
   if (w->ended) {
     CHECK(status == w->ended && nib_safetensors_open(w->runtime, path, &file) == w->ended && !file);
     CHECK(nib_safetensors_count(w->archive) == 1 && nib_safetensors_at(w->archive, 0));
-    CHECK(nib_safetensors_find(w->archive, name, &index) == NIB_OK || nib_safetensors_find(w->archive, name, &index) == w->ended);
+    CHECK(nib_safetensors_find(w->archive, name, &index) == NIB_OK ||
+          nib_safetensors_find(w->archive, name, &index) == w->ended);
     return nib_safetensors_read(w->stream, w->archive, 0, NIB_DTYPE_NONE, &w->made.tensors[0]);
   }
   if (status == NIB_OK) {
@@ -334,7 +342,7 @@ ENTRY(writer) {
   return status;
 }
 
-/* ---- Streams, events, graphs --------------------------------------------------------------------------------------- */
+/* ---- Streams, events, graphs ----------------------------------------------------------------------------------- */
 
 ENTRY(stream_create) { return nib_stream_create(w->device, -1, &w->made.stream); }
 ENTRY(stream_synchronize) { return nib_stream_synchronize(w->stream, NIB_UNLIMITED); }
@@ -359,10 +367,8 @@ ENTRY(capture) {
   if (status == NIB_OK) status = nib_tensor_fill(w->other, w->integers, NIB_INTEGER(2));
   if (status == NIB_OK) status = nib_event_record(w->other, &join);
   if (status == NIB_OK) status = nib_stream_wait(w->stream, join);
-  if (status == NIB_OK)
-    status = nib_capture_end(w->stream, &w->made.graph, NULL);
-  else
-    nib_capture_abort(w->stream);
+  if (status == NIB_OK) status = nib_capture_end(w->stream, &w->made.graph, NULL);
+  else nib_capture_abort(w->stream);
   CHECK(!nib_device_is_capturing(w->device) && !nib_stream_is_capturing(w->other));
   nib_event_release(fork);
   nib_event_release(join);
@@ -377,10 +383,8 @@ ENTRY(capture_update) {
   if (status != NIB_OK) return status;
   status = nib_tensor_fill(w->stream, w->floats, NIB_REAL(3));
   if (status == NIB_OK) status = nib_tensor_fill(w->stream, w->integers, NIB_INTEGER(3));
-  if (status == NIB_OK)
-    status = nib_capture_end(w->stream, &w->graph, &in_place);
-  else
-    nib_capture_abort(w->stream);
+  if (status == NIB_OK) status = nib_capture_end(w->stream, &w->graph, &in_place);
+  else nib_capture_abort(w->stream);
   CHECK(!nib_device_is_capturing(w->device) && w->graph == before && nib_graph_node_count(w->graph) == 2);
   CHECK(in_place == (status == NIB_OK));
   return status;
@@ -404,17 +408,18 @@ ENTRY(graph_driver_dot) {
 }
 ENTRY(graph_wait) { return nib_graph_wait(w->graph, NIB_UNLIMITED); }
 
-/* ---- The host's context and streams: what is refused ---------------------------------------------------------------- */
+/* ---- The host's context and streams: what is refused ----------------------------------------------------------- */
 
 ENTRY(wrap_nothing) {
-  nib_status context = nib_device_use_context(w->device, NULL), stream = nib_stream_wrap(w->device, NULL, &w->made.stream);
+  nib_status context = nib_device_use_context(w->device, NULL),
+             stream = nib_stream_wrap(w->device, NULL, &w->made.stream);
   CHECK(context != NIB_OK && stream != NIB_OK && !w->made.stream);
   return w->ended && context == w->ended && stream == w->ended ? w->ended : NIB_OK;
 }
 
 #include "entries_shared.h"
 
-/* ---- Observing ------------------------------------------------------------------------------------------------------- */
+/* ---- Observing ------------------------------------------------------------------------------------------------- */
 
 static void count_observations(void *user, const nib_observation *observation) {
   CHECK(*nib_observation_name(observation->kind) != '?');
@@ -436,7 +441,7 @@ ENTRY(peek) {
   return nib_peek(w->runtime, nib_tensor_storage(w->floats), NIB_FLOAT32, 0, 1, &two, &one, values, sizeof values);
 }
 
-/* ---- Kernels of your own: UNAVAILABLE on the CPU ------------------------------------------------------------------- */
+/* ---- Kernels of your own: UNAVAILABLE on the CPU --------------------------------------------------------------- */
 
 ENTRY(compile) {
   const char *source = "extern \"C\" __global__ void nib_cuda_fill_8(int *x) { *x = 1; }";
@@ -454,44 +459,67 @@ ENTRY(module_kernel) {
 }
 ENTRY(kernel_launch) {
   if (!w->kernel) return NIB_UNAVAILABLE;
-  struct nib_fill_params params = { .destination = nib_tensor_data(w->floats), .type = NIB_TYPE_UINT8, .ndim = 1, .size = { 96 },
-                                    .stride = { 1 }, .bits = 0 };
+  struct nib_fill_params params = { .destination = nib_tensor_data(w->floats),
+                                    .type = NIB_TYPE_UINT8,
+                                    .ndim = 1,
+                                    .size = { 96 },
+                                    .stride = { 1 },
+                                    .bits = 0 };
   nib_argument argument = { .value = &params, .bytes = sizeof params };
   nib_launch_desc desc = { .grid = { 1, 1, 1 }, .block = { 64, 1, 1 }, .arguments = &argument, .argument_count = 1 };
   return nib_user_kernel_launch(w->stream, w->kernel, &desc);
 }
 
-/* ---- Operations ---------------------------------------------------------------------------------------------------- */
+/* ---- Operations ------------------------------------------------------------------------------------------------ */
 
 ENTRY(append) {
   nib_cache cache = { .stacked = w->data }, scales = { .stacked = w->scales };
-  nib_append_desc desc = { .append_key = w->key, .append_value = w->key, .slot_mapping = w->slots, .paged_kv_cache = cache,
-                           .kv_cache_sf = scales, .k_scale = { w->one, 0 }, .v_scale = { w->one, 0 } };
+  nib_append_desc desc = { .append_key = w->key,
+                           .append_value = w->key,
+                           .slot_mapping = w->slots,
+                           .paged_kv_cache = cache,
+                           .kv_cache_sf = scales,
+                           .k_scale = { w->one, 0 },
+                           .v_scale = { w->one, 0 } };
   return nib_append(w->stream, &desc);
 }
 
 ENTRY(dequantize) {
   nib_cache cache = { .stacked = w->data }, scales = { .stacked = w->scales };
-  nib_dequantize_desc desc = { .paged_kv_cache = cache, .kv_cache_sf = scales, .block_tables = w->tables, .seq_lens = w->lengths,
-                               .k_scale = w->one, .v_scale = w->one, .output_k = w->out_k, .output_v = w->out_v };
+  nib_dequantize_desc desc = { .paged_kv_cache = cache,
+                               .kv_cache_sf = scales,
+                               .block_tables = w->tables,
+                               .seq_lens = w->lengths,
+                               .k_scale = w->one,
+                               .v_scale = w->one,
+                               .output_k = w->out_k,
+                               .output_v = w->out_v };
   return nib_dequantize(w->stream, &desc);
 }
 
 ENTRY(materialize) {
-  nib_materialize_desc desc = { .k_cache = w->pages, .v_cache = w->pages, .k_block_scales = w->page_scales,
-                                .v_block_scales = w->page_scales, .block_tables = w->tables, .seq_lens = w->lengths, .max_kv_len = 4 };
+  nib_materialize_desc desc = { .k_cache = w->pages,
+                                .v_cache = w->pages,
+                                .k_block_scales = w->page_scales,
+                                .v_block_scales = w->page_scales,
+                                .block_tables = w->tables,
+                                .seq_lens = w->lengths,
+                                .max_kv_len = 4 };
   return nib_materialize(w->stream, &desc, &w->made.tensors[0], &w->made.tensors[1]);
 }
 
 ENTRY(rope_insert) {
-  nib_rope_insert_desc desc = { .q = w->q, .kv = w->kv, .cache = w->records, .slot_mapping = w->lengths, .positions = w->positions,
-                                .cos_sin_cache = w->table, .q_head_padded = 8 };
+  nib_rope_insert_desc desc = { .q = w->q,
+                                .kv = w->kv,
+                                .cache = w->records,
+                                .slot_mapping = w->lengths,
+                                .positions = w->positions,
+                                .cos_sin_cache = w->table,
+                                .q_head_padded = 8 };
   return nib_rope_insert(w->stream, &desc, &w->made.tensors[0]);
 }
 
-ENTRY(swizzle) {
-  return nib_swizzle_v_scales(w->stream, w->page_scales, NIB_HND, false, NULL, &w->made.tensors[0]);
-}
+ENTRY(swizzle) { return nib_swizzle_v_scales(w->stream, w->page_scales, NIB_HND, false, NULL, &w->made.tensors[0]); }
 
 ENTRY(quantize_cache) {
   nib_quantize_cache_desc desc = { .k_cache = w->halves, .v_cache = w->halves, .kv_layout = NIB_HND };
@@ -505,7 +533,7 @@ ENTRY(quantize_cache) {
 ENTRY(mla_dequantize) { return nib_mla_dequantize(w->stream, w->records, w->lengths, &w->made.tensors[0]); }
 ENTRY(rope_table) { return nib_rope_table(w->stream, 4, 1e4, NIB_FLOAT32, &w->made.tensors[0]); }
 
-/* ---- The list ------------------------------------------------------------------------------------------------------ */
+/* ---- The list -------------------------------------------------------------------------------------------------- */
 
 enum {
   MAKES_DO = 1, /* may succeed though every allocation fails */
@@ -523,21 +551,34 @@ struct entry {
 };
 
 static const struct entry entries[] = {
-  { names, "nib_status_name nib_status_text nib_abi_version nib_version nib_dtype_name nib_dtype_find nib_dtype_bytes "
-           "nib_dtype_is_float", ANSWERS },
+  { names,
+    "nib_status_name nib_status_text nib_abi_version nib_version nib_dtype_name nib_dtype_find nib_dtype_bytes "
+    "nib_dtype_is_float",
+    ANSWERS },
   { elements, "nib_element_to_number nib_element_from_number", ANSWERS },
-  { devices, "nib_device_count nib_device_at nib_device_get_info nib_device_runtime nib_runtime_user nib_device_memory "
-             "nib_device_is_capturing nib_error", ANSWERS },
-  { shapes, "nib_tensor_device nib_tensor_dtype nib_tensor_ndim nib_tensor_shape nib_tensor_stride nib_tensor_numel "
-            "nib_tensor_is_contiguous nib_tensor_data nib_tensor_same_view "
-            "nib_tensor_storage nib_tensor_offset_bytes nib_tensor_is_pinned nib_tensor_is_read_only", ANSWERS },
-  { handles, "nib_stream_device nib_stream_id nib_stream_is_capturing nib_event_device nib_graph_device nib_graph_node_count "
-             "nib_graph_node_name nib_graph_node_deps", ANSWERS },
-  { kernels, "nib_module_device nib_user_kernel_device nib_user_kernel_name nib_user_kernel_attributes nib_user_kernel_param_count "
-             "nib_user_kernel_param_bytes", ANSWERS },
+  { devices,
+    "nib_device_count nib_device_at nib_device_get_info nib_device_runtime nib_runtime_user nib_device_memory "
+    "nib_device_is_capturing nib_error",
+    ANSWERS },
+  { shapes,
+    "nib_tensor_device nib_tensor_dtype nib_tensor_ndim nib_tensor_shape nib_tensor_stride nib_tensor_numel "
+    "nib_tensor_is_contiguous nib_tensor_data nib_tensor_same_view "
+    "nib_tensor_storage nib_tensor_offset_bytes nib_tensor_is_pinned nib_tensor_is_read_only",
+    ANSWERS },
+  { handles,
+    "nib_stream_device nib_stream_id nib_stream_is_capturing nib_event_device nib_graph_device nib_graph_node_count "
+    "nib_graph_node_name nib_graph_node_deps",
+    ANSWERS },
+  { kernels,
+    "nib_module_device nib_user_kernel_device nib_user_kernel_name nib_user_kernel_attributes "
+    "nib_user_kernel_param_count "
+    "nib_user_kernel_param_bytes",
+    ANSWERS },
   { ranges, "nib_range_push nib_range_pop", ANSWERS },
-  { releases, "nib_tensor_release nib_stream_release nib_event_release nib_graph_release nib_module_release "
-              "nib_user_kernel_release nib_semaphore_release nib_capture_abort", ANSWERS },
+  { releases,
+    "nib_tensor_release nib_stream_release nib_event_release nib_graph_release nib_module_release "
+    "nib_user_kernel_release nib_semaphore_release nib_capture_abort",
+    ANSWERS },
   { runtime_create, "nib_runtime_create", ALONE | TELLS | OWN },
   { runtime_close, "nib_runtime_close", MAKES_DO | ALONE | TELLS },
   { device_find, "nib_device_find", ALONE },
@@ -581,8 +622,10 @@ static const struct entry entries[] = {
   { npy_save, "nib_npy_save", 0 },
   { npy_load, "nib_npy_load", 0 },
   { npy_parse, "nib_npy_parse", 0 },
-  { safetensors, "nib_safetensors_save nib_safetensors_open nib_safetensors_find nib_safetensors_count nib_safetensors_at "
-                 "nib_safetensors_read nib_safetensors_close", 0 },
+  { safetensors,
+    "nib_safetensors_save nib_safetensors_open nib_safetensors_find nib_safetensors_count nib_safetensors_at "
+    "nib_safetensors_read nib_safetensors_close",
+    0 },
   { writer, "nib_writer_create nib_writer_write nib_writer_close", 0 },
   { stream_create, "nib_stream_create", 0 },
   { stream_synchronize, "nib_stream_synchronize", 0 },

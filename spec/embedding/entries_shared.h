@@ -9,8 +9,12 @@ static void count_release(void *user) { ++*(int *)user; }
 ENTRY(wrap) {
   static int released;
   int before = released;
-  nib_wrap_desc desc = { .dtype = NIB_FLOAT32, .ndim = 1, .shape = (int64_t[]){ 24 }, .data = nib_tensor_data(w->floats),
-                         .release = count_release, .user = &released };
+  nib_wrap_desc desc = { .dtype = NIB_FLOAT32,
+                         .ndim = 1,
+                         .shape = (int64_t[]){ 24 },
+                         .data = nib_tensor_data(w->floats),
+                         .release = count_release,
+                         .user = &released };
   nib_status status = nib_tensor_wrap(w->device, &desc, &w->made.tensors[0]);
   CHECK(released == before);
   return status;
@@ -74,7 +78,8 @@ ENTRY(semaphore) {
   nib_status status = nib_semaphore_import(w->device, fd, &w->made.semaphore);
   check_left(status, fd);
   if (w->ended && w->semaphore) {
-    CHECK(nib_semaphore_device(w->semaphore) == w->device && nib_semaphore_wait(w->stream, w->semaphore, 1) == w->ended);
+    CHECK(nib_semaphore_device(w->semaphore) == w->device &&
+          nib_semaphore_wait(w->stream, w->semaphore, 1) == w->ended);
     return nib_semaphore_signal(w->stream, w->semaphore, 1);
   }
   if (status != NIB_OK) return w->module || status != NIB_INVALID ? status : NIB_UNAVAILABLE;

@@ -1,7 +1,7 @@
-/* Every function of nibble.h (entries.h) and nibble_lua.h (lua_entries.h), outside of captures and inside one, with what it needs
- * failing at the n-th time for every n: an error or a detour, never a crash; nothing is lost and nothing is left behind; the next
- * call works. And every function on a runtime that is closed, or is the parent's: CLOSED or FORKED, without a call of the driver.
- *   every_entry allocator         the host's allocator fails, once or from there on
+/* Every function of nibble.h (entries.h) and nibble_lua.h (lua_entries.h), outside of captures and inside one, with
+ * what it needs failing at the n-th time for every n: an error or a detour, never a crash; nothing is lost and nothing
+ * is left behind; the next call works. And every function on a runtime that is closed, or is the parent's: CLOSED or
+ * FORKED, without a call of the driver. every_entry allocator         the host's allocator fails, once or from there on
  *   every_entry driver RESULT     a call of the stand-in driver fails with that result
  *   every_entry ended             on runtimes that are closed, and in children of fork
  *   every_entry list              the names of the functions
@@ -14,7 +14,7 @@
 
 #include "lua_entries.h"
 
-/* ---- What fails ---------------------------------------------------------------------------------------------------- */
+/* ---- What fails ------------------------------------------------------------------------------------------------ */
 
 static struct {
   pthread_t thread;
@@ -95,11 +95,13 @@ static void disarm(void) {
 
 static long fired(void) { return driver.result ? (long)(driver.fired() - driver.before) : heap.failed; }
 
-/* ---- What is left -------------------------------------------------------------------------------------------------- */
+/* ---- What is left ---------------------------------------------------------------------------------------------- */
 
-/* Streams and events are kept for reuse, functions as long as their module; the rest comes and goes with what it is for. */
-static const char *const kinds[] = { "contexts", "modules", "pools", "graphs", "execs", "captures", "allocations", "host",
-                                     "pushed", "modes", "externals", "chunks", "ranges", "mapped", "semaphores" };
+/* Streams and events are kept for reuse, functions as long as their module; the rest comes and goes with what it is
+ * for. */
+static const char *const kinds[] = { "contexts",  "modules",     "pools",  "graphs", "execs",
+                                     "captures",  "allocations", "host",   "pushed", "modes",
+                                     "externals", "chunks",      "ranges", "mapped", "semaphores" };
 #define KIND_COUNT (sizeof kinds / sizeof *kinds)
 
 struct left {
@@ -120,12 +122,13 @@ static struct left what_is_left(struct world *w) {
 
 /* Less than before is well: what is kept for later may go at any time. */
 static bool is_no_more(const struct left *left, const struct left *base) {
-  bool well = left->live <= base->live && left->bytes <= base->bytes && left->used == base->used && left->reserved == base->reserved;
+  bool well = left->live <= base->live && left->bytes <= base->bytes && left->used == base->used &&
+              left->reserved == base->reserved;
   for (size_t i = 0; i < KIND_COUNT; i++) well = well && left->driver[i] <= base->driver[i];
   return well;
 }
 
-/* ---- The world ----------------------------------------------------------------------------------------------------- */
+/* ---- The world ------------------------------------------------------------------------------------------------- */
 
 static nib_tensor *tensor(struct world *w, nib_dtype dtype, int32_t ndim, const int64_t *shape) {
   nib_tensor *made = NULL;
@@ -184,9 +187,10 @@ static void open_world(struct world *w, const char *path) {
 }
 
 static void release_world(struct world *w) {
-  nib_tensor *tensors[] = { w->floats, w->columns, w->integers, w->one, w->square, w->turned, w->key, w->slots, w->data, w->scales,
-                            w->tables, w->lengths, w->out_k, w->out_v, w->pages, w->page_scales, w->halves, w->q, w->kv, w->records,
-                            w->positions, w->table };
+  nib_tensor *tensors[] = { w->floats, w->columns, w->integers,  w->one,         w->square, w->turned,
+                            w->key,    w->slots,   w->data,      w->scales,      w->tables, w->lengths,
+                            w->out_k,  w->out_v,   w->pages,     w->page_scales, w->halves, w->q,
+                            w->kv,     w->records, w->positions, w->table };
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) nib_tensor_release(tensors[i]);
   nib_user_kernel_release(w->kernel);
   nib_module_release(w->module);
@@ -217,7 +221,7 @@ static void release(struct results *made) {
   *made = (struct results){ 0 };
 }
 
-/* ---- One call ------------------------------------------------------------------------------------------------------ */
+/* ---- One call -------------------------------------------------------------------------------------------------- */
 
 /* Makes the call with the n-th step failing; n 0: none. Returns how many did. */
 static long call(struct world *w, const struct entry *entry, bool capturing, long n, bool once, nib_status *status) {
@@ -281,9 +285,9 @@ static void fail_at_every_step(struct world *w, const struct entry *entry, bool 
     if (!well) {
       fprintf(stderr, "%s%s, step %ld%s%s: %s: %s\n", at, capturing ? " in a capture" : "", n, once ? " alone" : "",
               driver.result ? driver.failed() : "", nib_status_name(status), nib_error(w->runtime));
-      fprintf(stderr, "blocks %ld, was %ld; bytes %ld, was %ld; used %llu, was %llu; reserved %llu, was %llu\n", left.live, base.live,
-              left.bytes, base.bytes, (unsigned long long)left.used, (unsigned long long)base.used, (unsigned long long)left.reserved,
-              (unsigned long long)base.reserved);
+      fprintf(stderr, "blocks %ld, was %ld; bytes %ld, was %ld; used %llu, was %llu; reserved %llu, was %llu\n",
+              left.live, base.live, left.bytes, base.bytes, (unsigned long long)left.used,
+              (unsigned long long)base.used, (unsigned long long)left.reserved, (unsigned long long)base.reserved);
       for (size_t i = 0; i < KIND_COUNT; i++)
         if (left.driver[i] != base.driver[i])
           fprintf(stderr, "%s %lld, was %lld\n", kinds[i], (long long)left.driver[i], (long long)base.driver[i]);
@@ -293,7 +297,7 @@ static void fail_at_every_step(struct world *w, const struct entry *entry, bool 
   }
 }
 
-/* ---- Runtimes that have ended -------------------------------------------------------------------------------------- */
+/* ---- Runtimes that have ended ---------------------------------------------------------------------------------- */
 
 /* What calls need that other calls would make in a runtime that is in use. */
 static void prepare_end(struct world *w, const struct entry *entry) {
@@ -334,7 +338,8 @@ static void call_in_ended(struct world *w, const struct entry *entry) {
   nib_status status = entry->call(w);
   release(&w->made);
   int64_t driven = driver.calls && !(entry->flags & OWN) ? driver.calls() - before : 0;
-  bool well = status == w->ended || (status == NIB_OK && entry->flags & (ANSWERS | OWN)) || (status == NIB_UNAVAILABLE && !w->module);
+  bool well = status == w->ended || (status == NIB_OK && entry->flags & (ANSWERS | OWN)) ||
+              (status == NIB_UNAVAILABLE && !w->module);
   if (well && driven == 0) return;
   fprintf(stderr, "%s: expected %s, got %s and %lld calls of the driver: %s\n", entry->names, nib_status_name(w->ended),
           nib_status_name(status), (long long)driven, nib_error(w->runtime));
@@ -413,6 +418,7 @@ int main(int argc, char **argv) {
   remove(path);
   if (ended) return 0;
   CHECK(failures > 100 && errors > 50);
-  if (argc > 3 || (argc > 2 && !driver.result)) printf("%ld calls, %ld with a failure, %ld errors\n", calls, failures, errors);
+  if (argc > 3 || (argc > 2 && !driver.result))
+    printf("%ld calls, %ld with a failure, %ld errors\n", calls, failures, errors);
   return 0;
 }

@@ -1,5 +1,5 @@
-/* Runs every_function.lua, whose memory fails as it says: Lua's own and the runtime's, which the module takes from realloc.
- *   every_function FILE.lua SCRATCH [COUNT]      a third word prints how much was made to fail */
+/* Runs every_function.lua, whose memory fails as it says: Lua's own and the runtime's, which the module takes from
+ * realloc. every_function FILE.lua SCRATCH [COUNT]      a third word prints how much was made to fail */
 #include <lauxlib.h>
 #include <lualib.h>
 
@@ -88,7 +88,8 @@ int main(int argc, char **argv) {
   lua_setwarnf(L, warn, NULL);
   luaL_openlibs(L);
   luaL_requiref(L, "nibble", luaopen_nibble, 0);
-  luaL_newlib(L, ((luaL_Reg[]){ { "arm", arm }, { "disarm", disarm }, { "live", live }, { "skipped", skipped }, { NULL, NULL } }));
+  luaL_newlib(L, ((luaL_Reg[]){
+                   { "arm", arm }, { "disarm", disarm }, { "live", live }, { "skipped", skipped }, { NULL, NULL } }));
   lua_setglobal(L, "faults");
   bool well = luaL_loadfile(L, argv[1]) == LUA_OK;
   lua_pushstring(L, argv[2]);

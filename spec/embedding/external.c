@@ -1,6 +1,6 @@
-/* A host whose other API shares memory and timeline semaphores with the GPU by file descriptors. The other API is played with memory
- * files, as the stand-in driver takes them (spec/standin/external.c): this runs on the stand-in, and on the CPU, which refuses
- * all of it. spec/support/vulkan.c does the same with a real one. */
+/* A host whose other API shares memory and timeline semaphores with the GPU by file descriptors. The other API is
+ * played with memory files, as the stand-in driver takes them (spec/standin/external.c): this runs on the stand-in, and
+ * on the CPU, which refuses all of it. spec/support/vulkan.c does the same with a real one. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 enum { BYTES = 1 << 20, HALF = BYTES / 2, N = HALF / 4, ROUNDS = 40 };
 
-/* ---- The other API ------------------------------------------------------------------------------------------------- */
+/* ---- The other API --------------------------------------------------------------------------------------------- */
 
 struct shared {
   int fd;
@@ -50,12 +50,13 @@ static void *api_thread(void *argument) {
     for (int i = 0; i < N; i++) numbers[i] = (int32_t)((uint64_t)i * (round + 1));
     signal_value(api->semaphore.data, 2 * round + 1);
     await(api->semaphore.data, 2 * round + 2);
-    for (int i = 0; i < N; i++) CHECK(((float *)(api->memory.data + HALF))[i] == (float)(int32_t)((uint64_t)i * (round + 1)));
+    for (int i = 0; i < N; i++)
+      CHECK(((float *)(api->memory.data + HALF))[i] == (float)(int32_t)((uint64_t)i * (round + 1)));
   }
   return NULL;
 }
 
-/* ---- Both sides ---------------------------------------------------------------------------------------------------- */
+/* ---- Both sides ------------------------------------------------------------------------------------------------ */
 
 /* A part of the memory as elements of a type. */
 static nib_tensor *part(nib_runtime *rt, nib_tensor *memory, int64_t start, int64_t length, nib_dtype dtype) {
@@ -78,7 +79,8 @@ static void in_turn(nib_runtime *rt, nib_device *device) {
   OK(rt, nib_tensor_import(device, &desc, &memory));
   OK(rt, nib_semaphore_import(device, api.semaphore.fd, &semaphore));
   CHECK(!is_open(api.memory.fd) && !is_open(api.semaphore.fd) && nib_semaphore_device(semaphore) == device);
-  CHECK(nib_tensor_dtype(memory) == NIB_UINT8 && nib_tensor_numel(memory) == BYTES && nib_device_memory(device).used_bytes == used);
+  CHECK(nib_tensor_dtype(memory) == NIB_UINT8 && nib_tensor_numel(memory) == BYTES &&
+        nib_device_memory(device).used_bytes == used);
   nib_tensor *in = part(rt, memory, 0, HALF, NIB_INT32), *out = part(rt, memory, HALF, HALF, NIB_FLOAT32);
   nib_tensor_release(memory);
   CHECK(pthread_create(&thread, NULL, api_thread, &api) == 0);
@@ -129,7 +131,8 @@ static void exported(nib_runtime *rt, nib_device *device) {
   OK(NULL, nib_runtime_create(NULL, &second));
   nib_import_desc desc = { .kind = NIB_FD_EXPORTED, .fd = fd, .bytes = bytes };
   OK(second, nib_tensor_import(device_of(second), &desc, &whole));
-  CHECK(!is_open(fd) && (uint64_t)nib_tensor_numel(whole) == bytes && nib_tensor_data(whole) != nib_tensor_data(tensor));
+  CHECK(!is_open(fd) && (uint64_t)nib_tensor_numel(whole) == bytes &&
+        nib_tensor_data(whole) != nib_tensor_data(tensor));
   theirs = part(second, whole, 0, 4000, NIB_FLOAT32);
   nib_tensor_release(whole);
   OK(second, nib_tensor_fill(nib_device_default_stream(device_of(second)), theirs, NIB_REAL(2.5)));
@@ -175,17 +178,17 @@ static void between_gpus(nib_runtime *rt, nib_device *device) {
   nib_tensor_release(back);
 }
 
-/* ---- What is refused, and stays the caller's ------------------------------------------------------------------------ */
+/* ---- What is refused, and stays the caller's ------------------------------------------------------------------- */
 
 static void refusals(nib_runtime *rt, nib_device *device) {
   struct shared memory = share(4096);
   nib_import_desc desc = { .fd = memory.fd, .bytes = 4096 };
   nib_tensor *tensor = NULL;
   nib_semaphore *semaphore = NULL;
-#define REFUSE(expected, words, call)                                            \
-  do {                                                                           \
-    CHECK_STATUS(expected, rt, call);                                            \
-    if (!strstr(nib_error(rt), words)) fprintf(stderr, "%s\n", nib_error(rt));   \
+#define REFUSE(expected, words, call)                                                   \
+  do {                                                                                  \
+    CHECK_STATUS(expected, rt, call);                                                   \
+    if (!strstr(nib_error(rt), words)) fprintf(stderr, "%s\n", nib_error(rt));          \
     CHECK(strstr(nib_error(rt), words) && !tensor && !semaphore && is_open(memory.fd)); \
   } while (0)
   desc.bytes = 0;
@@ -194,13 +197,16 @@ static void refusals(nib_runtime *rt, nib_device *device) {
   REFUSE(NIB_DEVICE, "cuImportExternalMemory: expected success", nib_tensor_import(device, &desc, &tensor));
   desc.bytes = 4096;
   desc.kind = (nib_fd_kind)7;
-  REFUSE(NIB_INVALID, "import: kind: expected NIB_FD_OPAQUE or NIB_FD_EXPORTED, got 7", nib_tensor_import(device, &desc, &tensor));
+  REFUSE(NIB_INVALID, "import: kind: expected NIB_FD_OPAQUE or NIB_FD_EXPORTED, got 7",
+         nib_tensor_import(device, &desc, &tensor));
   desc.kind = NIB_FD_EXPORTED;
   desc.bytes = 1 << 20; /* more than there is */
   REFUSE(NIB_DEVICE, "expected success from the driver", nib_tensor_import(device, &desc, &tensor));
   desc.fd = -1;
-  REFUSE(NIB_INVALID, "import: fd: expected an open file descriptor, got -1", nib_tensor_import(device, &desc, &tensor));
-  REFUSE(NIB_INVALID, "semaphore: fd: expected an open file descriptor, got -3", nib_semaphore_import(device, -3, &semaphore));
+  REFUSE(NIB_INVALID, "import: fd: expected an open file descriptor, got -1",
+         nib_tensor_import(device, &desc, &tensor));
+  REFUSE(NIB_INVALID, "semaphore: fd: expected an open file descriptor, got -3",
+         nib_semaphore_import(device, -3, &semaphore));
   int pipes[2];
   CHECK(pipe(pipes) == 0);
   REFUSE(NIB_DEVICE, "cuImportExternalSemaphore: expected success", nib_semaphore_import(device, pipes[0], &semaphore));
@@ -215,7 +221,8 @@ static void refusals(nib_runtime *rt, nib_device *device) {
   CHECK_STATUS(NIB_CAPTURING, rt, nib_semaphore_signal(stream, semaphore, 1));
   nib_capture_abort(stream);
   CHECK_STATUS(NIB_INVALID, rt, nib_semaphore_signal(nib_device_default_stream(cpu_of(rt)), semaphore, 1));
-  CHECK(strstr(nib_error(rt), "semaphore:signal: semaphore: expected one of the stream's device cpu, got one of cuda:"));
+  CHECK(
+    strstr(nib_error(rt), "semaphore:signal: semaphore: expected one of the stream's device cpu, got one of cuda:"));
   OK(rt, nib_semaphore_signal(stream, semaphore, 5));
   OK(rt, nib_stream_synchronize(stream, NIB_UNLIMITED));
   CHECK(*(uint64_t *)counter.data == 5);
@@ -260,7 +267,8 @@ static void on_the_cpu(nib_runtime *rt) {
   nib_semaphore *semaphore;
   const int64_t shape[] = { 3 };
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_import(cpu, &desc, &tensor));
-  CHECK(strcmp(nib_error(rt), "import: device: expected a CUDA device (others share nothing by file descriptor), got cpu") == 0);
+  CHECK(strcmp(nib_error(rt),
+               "import: device: expected a CUDA device (others share nothing by file descriptor), got cpu") == 0);
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_create_exportable(cpu, NIB_INT8, 1, shape, &tensor));
   CHECK_STATUS(NIB_INVALID, rt, nib_semaphore_import(cpu, memory.fd, &semaphore));
   CHECK(!tensor && !semaphore && is_open(memory.fd));
@@ -285,7 +293,8 @@ static void uuids(nib_runtime *rt) {
   }
   memset(uuid, 0xAB, 16);
   CHECK_STATUS(NIB_UNAVAILABLE, rt, nib_device_find_uuid(rt, uuid, &found));
-  CHECK(strcmp(nib_error(rt), "find_uuid: uuid: expected one of a GPU that CUDA shows, got abababababababababababababababab") == 0);
+  CHECK(strcmp(nib_error(rt),
+               "find_uuid: uuid: expected one of a GPU that CUDA shows, got abababababababababababababababab") == 0);
 }
 
 /* A runtime that is closed over all of it, and one with a cap. */
@@ -316,7 +325,8 @@ static void ends(void) {
   munmap(counter.data, 8);
 }
 
-/* Launches whose arguments are not there, with code that the stand-in driver takes for a module of the project's kernels. */
+/* Launches whose arguments are not there, with code that the stand-in driver takes for a module of the project's
+ * kernels. */
 static void launches(nib_runtime *rt, nib_device *device) {
   static const unsigned long long image[] = { 0x00100001BA55ED50, 0 };
   nib_stream *stream = nib_device_default_stream(device);

@@ -1,5 +1,5 @@
-/* Numbers that are read, compared, converted and printed on the caller's thread are the same whatever that thread does with floats:
- * here it flushes subnormals, and rounds in each direction. */
+/* Numbers that are read, compared, converted and printed on the caller's thread are the same whatever that thread does
+ * with floats: here it flushes subnormals, and rounds in each direction. */
 #include <fenv.h>
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -56,9 +56,11 @@ static nib_tensor *floats_of(nib_device *device, int64_t count, const uint32_t *
 }
 
 /* Bits of float32, as what they are in each float dtype (float16 and bfloat16: the upper half). */
-static const uint32_t bits[] = { 0,          0x80000000, 1,          0x80000001, 0x007FFFFF, 0x00400000, 0x00800000, 0x3DCCCCCD, 0x3F800001,
-                                 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x00010000, 0x807F0000, 0x03FF0000, 0x83010000, 0x00012345 };
-static const double reals[] = { 0.1, 1e-40, -1e-40, 1e-310, 5e-324, 2.5, 1.00000005960464477, 448.5, 2049, 0x1p-25, 1e-46, 3.3e38, 1e39 };
+static const uint32_t bits[] = { 0,          0x80000000, 1,          0x80000001, 0x007FFFFF, 0x00400000,
+                                 0x00800000, 0x3DCCCCCD, 0x3F800001, 0x7F7FFFFF, 0x7F800000, 0xFF800000,
+                                 0x00010000, 0x807F0000, 0x03FF0000, 0x83010000, 0x00012345 };
+static const double reals[] = { 0.1,   1e-40, -1e-40,  1e-310, 5e-324, 2.5, 1.00000005960464477,
+                                448.5, 2049,  0x1p-25, 1e-46,  3.3e38, 1e39 };
 enum { COUNT = sizeof bits / sizeof *bits, REALS = sizeof reals / sizeof *reals };
 
 static void c_results(nib_runtime *runtime, struct report *report) {
@@ -78,7 +80,8 @@ static void c_results(nib_runtime *runtime, struct report *report) {
   }
   nib_tensor *a = floats_of(device, 3, (const uint32_t[]){ 1, 0x80000003, 0 });
   nib_tensor *b = floats_of(device, 3, (const uint32_t[]){ 0, 0, 0 });
-  nib_tensor *one = floats_of(device, 1, (const uint32_t[]){ 0x3F800000 }), *tiny = floats_of(device, 1, (const uint32_t[]){ 0x00800001 });
+  nib_tensor *one = floats_of(device, 1, (const uint32_t[]){ 0x3F800000 }),
+             *tiny = floats_of(device, 1, (const uint32_t[]){ 0x00800001 });
   nib_tensor *whole = make(device, NIB_INT64, 1);
   double value = 0;
   int64_t index = 0;
@@ -113,7 +116,10 @@ static void c_results(nib_runtime *runtime, struct report *report) {
   }
   OK(runtime, nib_tensor_fill(stream, x, NIB_REAL(1)));
   OK(runtime, nib_tensor_fill(stream, slots, NIB_INTEGER(0)));
-  nib_append_desc append = { .append_key = x, .append_value = x, .slot_mapping = slots, .paged_kv_cache = { .k = data[0], .v = data[1] },
+  nib_append_desc append = { .append_key = x,
+                             .append_value = x,
+                             .slot_mapping = slots,
+                             .paged_kv_cache = { .k = data[0], .v = data[1] },
                              .kv_cache_sf = { .k = scales[0], .v = scales[1] } };
   append.k_scale.value = append.v_scale.value = 1e-40;
   nib_runtime_observe(runtime, observed, report);
@@ -134,11 +140,14 @@ static const char script[] =
   "local function fails(...) return select(2, pcall(...)) end\n"
   "return table.concat({\n"
   "  bits(small[1]), bits(small:totable()[2]), bits(small:narrow(1, 1, 1):item()), tostring(small),\n"
-  "  bits(nibble.from_bytes('\\1\\0', 1, {dtype = 'bfloat16'})[1]), bits(nibble.from_bytes('\\1\\128', 1, {dtype = 'float16'})[1]),\n"
+  "  bits(nibble.from_bytes('\\1\\0', 1, {dtype = 'bfloat16'})[1]), bits(nibble.from_bytes('\\1\\128', 1, {dtype = "
+  "'float16'})[1]),\n"
   "  tostring(nibble.tensor {0.3, 1e-40, -2.5, 0.45}), tostring(nibble.tensor {0.00006, 123456.7}),\n"
   "  bits(nibble.tensor({0.1}, {dtype = 'float16'})[1]), tostring(nibble.arange(0, 1, 0.1).shape[1]),\n"
-  "  tostring(nibble.arange(0, 1e-310, 1e-310).shape[1]), fails(nibble.arange, 0, 1, 0.0), fails(nibble.arange, 0, 1, 0),\n"
-  "  fails(nibble.zeros, 0.15), fails(nibble.full, 2, 1e-310, {dtype = 'int32'}), fails(nibble.rope_table, 4, {theta = 0.7}),\n"
+  "  tostring(nibble.arange(0, 1e-310, 1e-310).shape[1]), fails(nibble.arange, 0, 1, 0.0), fails(nibble.arange, 0, 1, "
+  "0),\n"
+  "  fails(nibble.zeros, 0.15), fails(nibble.full, 2, 1e-310, {dtype = 'int32'}), fails(nibble.rope_table, 4, {theta = "
+  "0.7}),\n"
   "}, '\\n')\n";
 
 static void lua_results(lua_State *L, struct report *report) {
@@ -165,7 +174,8 @@ int main(void) {
   c_results(runtime, &expected);
   lua_results(L, &expected);
   CHECK(strstr(expected.text, "36a0000000000000\nb6a0000000000000\n")); /* 2^-149 in float64 */
-  CHECK(strstr(expected.text, "36a0000000000000\n3800000000000000\n36a0000000000000\n")); /* and as Lua has it, with 2^-127 */
+  CHECK(strstr(expected.text,
+               "36a0000000000000\n3800000000000000\n36a0000000000000\n")); /* and as Lua has it, with 2^-127 */
   static const int roundings[] = { FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO };
   for (int i = 0; i < 8; i++) {
     got.used = 0;

@@ -1,5 +1,5 @@
-/* After fork, every call on the old runtime in the child is one clear error, nothing hangs, and a new runtime works; the
- * parent goes on as before. */
+/* After fork, every call on the old runtime in the child is one clear error, nothing hangs, and a new runtime works;
+ * the parent goes on as before. */
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -61,7 +61,8 @@ int main(void) {
     nib_tensor_release(u);
     nib_stream_release(stream);
     nib_runtime_close(runtime);
-    /* A runtime of the child's own works. (Not under AddressSanitizer: its allocator's locks stay as the parent's threads had them.) */
+    /* A runtime of the child's own works. (Not under AddressSanitizer: its allocator's locks stay as the parent's
+     * threads had them.) */
 #ifndef __SANITIZE_ADDRESS__
     OK(NULL, nib_runtime_create(NULL, &runtime));
     cpu = cpu_of(runtime);

@@ -13,7 +13,8 @@ struct gate {
   int open, reached;
 };
 
-#define CLOSED_GATE { .mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER }
+#define CLOSED_GATE \
+  { .mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER }
 
 static inline nib_status hold(void *user) {
   struct gate *gate = user;

@@ -8,22 +8,22 @@
 
 #include "nibble_tools.h"
 
-#define CHECK(condition)                                                                              \
-  do {                                                                                                \
-    if (!(condition)) {                                                                               \
-      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);                       \
-      exit(1);                                                                                        \
-    }                                                                                                 \
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+      exit(1);                                                                  \
+    }                                                                           \
   } while (0)
 
-#define CHECK_STATUS(expected, runtime, call)                                                         \
-  do {                                                                                                \
-    nib_status status_ = (call);                                                                      \
-    if (status_ != (expected)) {                                                                      \
-      fprintf(stderr, "%s:%d: %s: expected %s, got %s: %s\n", __FILE__, __LINE__, #call,              \
-              nib_status_name(expected), nib_status_name(status_), (runtime) ? nib_error(runtime) : ""); \
-      exit(1);                                                                                        \
-    }                                                                                                 \
+#define CHECK_STATUS(expected, runtime, call)                                                                       \
+  do {                                                                                                              \
+    nib_status status_ = (call);                                                                                    \
+    if (status_ != (expected)) {                                                                                    \
+      fprintf(stderr, "%s:%d: %s: expected %s, got %s: %s\n", __FILE__, __LINE__, #call, nib_status_name(expected), \
+              nib_status_name(status_), (runtime) ? nib_error(runtime) : "");                                       \
+      exit(1);                                                                                                      \
+    }                                                                                                               \
   } while (0)
 
 #define OK(runtime, call) CHECK_STATUS(NIB_OK, runtime, call)

@@ -1,5 +1,5 @@
-/* Every function of nibble_lua.h, for every_entry.c like those of entries.h. The world's sandbox is made before memory fails; the
- * states of Lua that a call makes go into its results. */
+/* Every function of nibble_lua.h, for every_entry.c like those of entries.h. The world's sandbox is made before memory
+ * fails; the states of Lua that a call makes go into its results. */
 #ifndef LUA_ENTRIES_H
 #define LUA_ENTRIES_H
 
@@ -10,32 +10,34 @@
 
 /* What a script does all day, without pcall, which would hide that memory was missing. */
 static const char script[] =
-    "local Point = {} Point.__index = Point\n"
-    "function Point.new(x) return setmetatable({ x = x }, Point) end\n"
-    "function on_load(again) state.loaded = (state.loaded or 0) + 1 end\n"
-    "state.t = nibble.arange(6)\n"
-    "function run(t, n)\n"
-    "  local s = nibble.stream()\n"
-    "  local g = s:capture(function() t:fill(n) end)\n"
-    "  g:replay() nibble.synchronize()\n"
-    "  local list, text = {}, ('a1b22c333'):gsub('%d+', function(d) return '<' .. d .. '>' end)\n"
-    "  for w in text:gmatch('%a') do list[#list + 1] = w:rep(3, '-') end\n"
-    "  table.sort(list, function(a, b) return a > b end)\n"
-    "  assert(table.concat(list, ',') == 'c-c-c,b-b-b,a-a-a')\n"
-    "  table.move(list, 1, 3, 4) table.insert(list, 1, 'x') table.remove(list)\n"
-    "  local co = coroutine.wrap(function(a) local b = coroutine.yield(a + 1) return b * 2 end)\n"
-    "  assert(co(1) == 2 and co(4) == 8)\n"
-    "  assert(load('return ...', 'c', 't', {})(Point.new(n).x) == n)\n"
-    "  print(tostring(t), string.format('%s %5.1f', list, 2.5), #list)\n"
-    "  return t:totable()[2], t, nibble.tensor({ 1, 2 })\n"
-    "end\n";
+  "local Point = {} Point.__index = Point\n"
+  "function Point.new(x) return setmetatable({ x = x }, Point) end\n"
+  "function on_load(again) state.loaded = (state.loaded or 0) + 1 end\n"
+  "state.t = nibble.arange(6)\n"
+  "function run(t, n)\n"
+  "  local s = nibble.stream()\n"
+  "  local g = s:capture(function() t:fill(n) end)\n"
+  "  g:replay() nibble.synchronize()\n"
+  "  local list, text = {}, ('a1b22c333'):gsub('%d+', function(d) return '<' .. d .. '>' end)\n"
+  "  for w in text:gmatch('%a') do list[#list + 1] = w:rep(3, '-') end\n"
+  "  table.sort(list, function(a, b) return a > b end)\n"
+  "  assert(table.concat(list, ',') == 'c-c-c,b-b-b,a-a-a')\n"
+  "  table.move(list, 1, 3, 4) table.insert(list, 1, 'x') table.remove(list)\n"
+  "  local co = coroutine.wrap(function(a) local b = coroutine.yield(a + 1) return b * 2 end)\n"
+  "  assert(co(1) == 2 and co(4) == 8)\n"
+  "  assert(load('return ...', 'c', 't', {})(Point.new(n).x) == n)\n"
+  "  print(tostring(t), string.format('%s %5.1f', list, 2.5), #list)\n"
+  "  return t:totable()[2], t, nibble.tensor({ 1, 2 })\n"
+  "end\n";
 
 static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new_size) {
   const struct world *w = user;
   return w->config.allocate(w->config.user, pointer, pointer ? old_size : 0, new_size);
 }
 
-static nib_sandbox_config sandbox_config(const struct world *w) { return (nib_sandbox_config){ .runtime = &w->config }; }
+static nib_sandbox_config sandbox_config(const struct world *w) {
+  return (nib_sandbox_config){ .runtime = &w->config };
+}
 
 static void open_sandbox(struct world *w) {
   const nib_sandbox_config config = sandbox_config(w);
@@ -125,14 +127,15 @@ ENTRY(lua_open) {
 
 /* In a state that was opened before the world ended. */
 static const char lua_script[] =
-    "local nibble = ... local ok, message\n"
-    "for _, call in ipairs({ function() return nibble.zeros(4) end, function() return nibble.zeros(4, { pinned = true }) end,\n"
-    "    function() return nibble.current_stream():record() end, nibble.synchronize, nibble.stream }) do\n"
-    "  ok, message = pcall(call)\n"
-    "  if ok or type(message) ~= 'string' then error(tostring(message)) end\n"
-    "end\n"
-    "nibble.devices() nibble.device() nibble.memory()\n"
-    "return message";
+  "local nibble = ... local ok, message\n"
+  "for _, call in ipairs({ function() return nibble.zeros(4) end, function() return nibble.zeros(4, { pinned = true }) "
+  "end,\n"
+  "    function() return nibble.current_stream():record() end, nibble.synchronize, nibble.stream }) do\n"
+  "  ok, message = pcall(call)\n"
+  "  if ok or type(message) ~= 'string' then error(tostring(message)) end\n"
+  "end\n"
+  "nibble.devices() nibble.device() nibble.memory()\n"
+  "return message";
 
 ENTRY(lua_ended) {
   if (!w->ended) return NIB_OK;
@@ -146,7 +149,8 @@ ENTRY(lua_ended) {
   bool well = lua_pcall(w->state, 1, 1, 0) == LUA_OK;
   setenv("NIBBLE_DEVICE", restored, 1);
   const char *message = lua_tostring(w->state, -1);
-  if (well && strstr(message, w->ended == NIB_CLOSED ? "expected an open runtime, got a closed one" : "after fork")) return w->ended;
+  if (well && strstr(message, w->ended == NIB_CLOSED ? "expected an open runtime, got a closed one" : "after fork"))
+    return w->ended;
   fprintf(stderr, "%s\n", message);
   return NIB_SCRIPT;
 }
@@ -160,7 +164,8 @@ ENTRY(open) {
 
 static const struct entry lua_entries[] = {
   { sandbox_create, "nib_sandbox_create nib_sandbox_close", ALONE | TELLS | OWN },
-  { sandbox_answers, "nib_sandbox_runtime nib_sandbox_lua_memory nib_sandbox_error nib_sandbox_cancel nib_sandbox_close",
+  { sandbox_answers,
+    "nib_sandbox_runtime nib_sandbox_lua_memory nib_sandbox_error nib_sandbox_cancel nib_sandbox_close",
     SANDBOX | TELLS | ANSWERS },
   { sandbox_load, "nib_sandbox_load", SANDBOX | TELLS },
   { sandbox_call, "nib_sandbox_call nib_lua_push_tensor nib_lua_to_tensor", SANDBOX | TELLS },

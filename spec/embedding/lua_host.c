@@ -1,5 +1,5 @@
-/* The module in a host's own Lua states, with runtimes of the host's: shared by states, several in a process and in threads,
- * closed in any order; tensors between C and Lua; errors as statuses. */
+/* The module in a host's own Lua states, with runtimes of the host's: shared by states, several in a process and in
+ * threads, closed in any order; tensors between C and Lua; errors as statuses. */
 #include <lauxlib.h>
 #include <lualib.h>
 #include <pthread.h>
@@ -97,7 +97,8 @@ static void shared_runtime(void) {
 
   /* Tensors go from C to Lua and back, and between the states of a runtime; not between runtimes. */
   lua_register(a, "double_it", double_it);
-  run(a, "t = double_it(nibble.tensor({1, 2, 3, 4}, {dtype = 'float32', device = 'cpu'})) assert(t[4] == 8 and #t == 4)");
+  run(a,
+      "t = double_it(nibble.tensor({1, 2, 3, 4}, {dtype = 'float32', device = 'cpu'})) assert(t[4] == 8 and #t == 4)");
   run(a, "local ok, m = pcall(double_it, {}) assert(not ok and m:find('double_it'), m)");
   run(a, "local t = nibble.tensor(1) t:close() assert(not pcall(double_it, t))");
   lua_getglobal(a, "t");
@@ -114,7 +115,8 @@ static void shared_runtime(void) {
   run(c, "local ok, m = pcall(get) assert(not ok and m:find('runtime'), m)");
 
   /* States go in any order; the host may close its runtime before them. */
-  run(b, "kept = nibble.randn(1000) s = nibble.stream() e = s:record() g = s:capture(function() kept:fill(1) end) g:replay()");
+  run(b, "kept = nibble.randn(1000) s = nibble.stream() e = s:record() g = s:capture(function() kept:fill(1) end) "
+         "g:replay()");
   lua_close(a);
   run(b, "assert(kept[1] == 1)");
   nib_runtime_close(runtime);

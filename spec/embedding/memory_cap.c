@@ -17,7 +17,8 @@ int main(void) {
   OK(NULL, nib_runtime_create(&(nib_config){ .memory_cap = 1 << 20, .log = receive, .user = messages }, &runtime));
   nib_device *device = device_of(runtime);
   nib_stream *stream = nib_device_default_stream(device);
-  CHECK(messages[NIB_LOG_INFO] >= 1 && strncmp(opened, device_name(), strlen(device_name())) == 0 && strstr(opened, "opened"));
+  CHECK(messages[NIB_LOG_INFO] >= 1 && strncmp(opened, device_name(), strlen(device_name())) == 0 &&
+        strstr(opened, "opened"));
   CHECK(messages[NIB_LOG_DEBUG] == 0 && messages[NIB_LOG_WARNING] == 0);
   nib_tensor *kept[64], *more = NULL;
   int64_t size = 1 << 18;

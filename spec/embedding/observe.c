@@ -1,4 +1,5 @@
-/* An observer is told what was done, in order, with numbers that come once; then it is gone; and a look at a storage. */
+/* An observer is told what was done, in order, with numbers that come once; then it is gone; and a look at a
+ * storage. */
 #include "host.h"
 
 static struct {
@@ -50,7 +51,8 @@ int main(void) {
   OK(runtime, nib_tensor_fill(stream, x, NIB_INTEGER(7)));
   OK(runtime, nib_tensor_fill(stream, view, NIB_INTEGER(9)));
   CHECK(seen.last.kind == NIB_OBSERVED_WORK && seen.last.stream == nib_stream_id(stream) && seen.last.node == -1);
-  CHECK(strcmp(seen.last.operation, "tensor:fill") == 0 && strcmp(seen.last.kernel, "fill") == 0 && !seen.last.user_kernel);
+  CHECK(strcmp(seen.last.operation, "tensor:fill") == 0 && strcmp(seen.last.kernel, "fill") == 0 &&
+        !seen.last.user_kernel);
   CHECK(seen.access.tensor == view && seen.access.write && strcmp(seen.access.parameter, "tensor") == 0);
   nib_range_push(runtime, "a range");
   CHECK(seen.last.kind == NIB_OBSERVED_RANGE_PUSH && strcmp(nib_observation_name(seen.last.kind), "range_push") == 0);
@@ -68,11 +70,14 @@ int main(void) {
   CHECK(values[0] == 7 && values[1] == 9 && values[2] == 9 && values[3] == 7);
   CHECK(seen.total == total);
   CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, 4, 2, shape, stride, values, sizeof values));
-  CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, -4, 2, shape, stride, values, sizeof values));
-  CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_DTYPE_NONE, 0, 2, shape, stride, values, sizeof values));
+  CHECK_STATUS(NIB_INVALID, runtime,
+               nib_peek(runtime, storage, NIB_INT32, -4, 2, shape, stride, values, sizeof values));
+  CHECK_STATUS(NIB_INVALID, runtime,
+               nib_peek(runtime, storage, NIB_DTYPE_NONE, 0, 2, shape, stride, values, sizeof values));
   CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, 0, 9, shape, stride, values, sizeof values));
   CHECK_STATUS(NIB_INVALID, runtime, nib_peek(runtime, storage, NIB_INT32, 0, 2, shape, stride, values, 15));
-  CHECK_STATUS(NIB_STATE, runtime, nib_peek(runtime, storage + 1000, NIB_INT32, 0, 2, shape, stride, values, sizeof values));
+  CHECK_STATUS(NIB_STATE, runtime,
+               nib_peek(runtime, storage + 1000, NIB_INT32, 0, 2, shape, stride, values, sizeof values));
 
   OK(runtime, nib_tensor_read(x, values, sizeof values, NIB_UNLIMITED));
   CHECK(seen.count[NIB_OBSERVED_SYNCHRONIZED] == 1 && seen.last.kind == NIB_OBSERVED_HOST_READ && !seen.access.write);
@@ -95,7 +100,8 @@ int main(void) {
   OK(runtime, nib_tensor_fill(stream, x, NIB_INTEGER(1)));
   OK(runtime, nib_tensor_fill(stream, view, NIB_INTEGER(2)));
   CHECK(seen.node_capture == capture);
-  CHECK_STATUS(NIB_CAPTURING, runtime, nib_peek(runtime, storage, NIB_INT32, 0, 2, shape, stride, values, sizeof values));
+  CHECK_STATUS(NIB_CAPTURING, runtime,
+               nib_peek(runtime, storage, NIB_INT32, 0, 2, shape, stride, values, sizeof values));
   OK(runtime, nib_capture_end(stream, &graph, NULL));
   CHECK(seen.last.kind == NIB_OBSERVED_CAPTURE_END && seen.last.capture == capture && seen.last.graph > 0);
   OK(runtime, nib_graph_replay(graph, stream));

@@ -1,12 +1,13 @@
-/* A host that was built with the headers of version 0.2.0, for a library whose structs have grown: it passes each descriptor with
- * other bytes behind it, and has each result filled in with others behind it. What comes out is what 0.2.0 gave. */
+/* A host that was built with the headers of version 0.2.0, for a library whose structs have grown: it passes each
+ * descriptor with other bytes behind it, and has each result filled in with others behind it. What comes out is what
+ * 0.2.0 gave. */
 #include "host.h"
 
-#define WITH_OTHERS_BEHIND(type, name, ...)      \
-  struct {                                       \
-    type it;                                     \
-    unsigned char behind[256];                   \
-  } name = { .it = __VA_ARGS__ };                \
+#define WITH_OTHERS_BEHIND(type, name, ...) \
+  struct {                                  \
+    type it;                                \
+    unsigned char behind[256];              \
+  } name = { .it = __VA_ARGS__ };           \
   memset(name.behind, 0xAA, sizeof name.behind)
 
 static void untouched(const unsigned char *behind) {
@@ -35,18 +36,32 @@ static double amax(nib_tensor *tensor) {
 static void release(nib_tensor *tensor) { nib_tensor_release(tensor); }
 
 static void append_and_dequantize(void) {
-  nib_tensor *rows = FILLED(NIB_BFLOAT16, 3, 4, 2, 16), *slots = FILLED(NIB_INT32, 0, 4), *one = FILLED(NIB_FLOAT32, 1, 1);
+  nib_tensor *rows = FILLED(NIB_BFLOAT16, 3, 4, 2, 16), *slots = FILLED(NIB_INT32, 0, 4),
+             *one = FILLED(NIB_FLOAT32, 1, 1);
   nib_tensor *data = FILLED(NIB_UINT8, 0, 2, 2, 4, 2, 8), *scales = FILLED(NIB_FLOAT8_E4M3FN, 0, 2, 2, 4, 2, 1);
   nib_tensor *tables = FILLED(NIB_INT32, 0, 1, 1), *lengths = FILLED(NIB_INT32, 4, 1);
   nib_tensor *k = FILLED(NIB_BFLOAT16, 0, 1, 4, 2, 16), *v = FILLED(NIB_BFLOAT16, 0, 1, 4, 2, 16);
   OK(rt, nib_tensor_arange(stream, slots, NIB_INTEGER(0), NIB_INTEGER(1)));
-  WITH_OTHERS_BEHIND(nib_append_desc, append, {
-    .append_key = rows, .append_value = rows, .slot_mapping = slots, .paged_kv_cache = { .stacked = data },
-    .kv_cache_sf = { .stacked = scales }, .kv_layout = NIB_NHD, .k_scale = { .value = 1 }, .v_scale = { .tensor = one } });
+  WITH_OTHERS_BEHIND(nib_append_desc, append,
+                     { .append_key = rows,
+                       .append_value = rows,
+                       .slot_mapping = slots,
+                       .paged_kv_cache = { .stacked = data },
+                       .kv_cache_sf = { .stacked = scales },
+                       .kv_layout = NIB_NHD,
+                       .k_scale = { .value = 1 },
+                       .v_scale = { .tensor = one } });
   OK(rt, nib_append(stream, &append.it));
-  WITH_OTHERS_BEHIND(nib_dequantize_desc, dequantize, {
-    .paged_kv_cache = { .stacked = data }, .kv_cache_sf = { .stacked = scales }, .kv_layout = NIB_NHD, .block_tables = tables,
-    .seq_lens = lengths, .k_scale = one, .v_scale = one, .output_k = k, .output_v = v });
+  WITH_OTHERS_BEHIND(nib_dequantize_desc, dequantize,
+                     { .paged_kv_cache = { .stacked = data },
+                       .kv_cache_sf = { .stacked = scales },
+                       .kv_layout = NIB_NHD,
+                       .block_tables = tables,
+                       .seq_lens = lengths,
+                       .k_scale = one,
+                       .v_scale = one,
+                       .output_k = k,
+                       .output_v = v });
   OK(rt, nib_dequantize(stream, &dequantize.it));
   CHECK(amax(k) == 3 && amax(v) == 3);
   append.it.kv_layout = NIB_HND;
@@ -57,28 +72,39 @@ static void append_and_dequantize(void) {
 
 static void quantize_and_materialize(void) {
   nib_tensor *pages = FILLED(NIB_FLOAT16, 2, 1, 1, 4, 64);
-  WITH_OTHERS_BEHIND(nib_quantize_cache_desc, quantize, {
-    .k_cache = pages, .v_cache = pages, .kv_layout = NIB_HND, .has_k_global_sf = true, .k_global_sf = { .value = 1 } });
+  WITH_OTHERS_BEHIND(nib_quantize_cache_desc, quantize,
+                     { .k_cache = pages,
+                       .v_cache = pages,
+                       .kv_layout = NIB_HND,
+                       .has_k_global_sf = true,
+                       .k_global_sf = { .value = 1 } });
   WITH_OTHERS_BEHIND(nib_quantized_cache, made, { .k = NULL });
   OK(rt, nib_quantize_cache(stream, &quantize.it, &made.it));
   untouched(made.behind);
   CHECK(amax(made.it.k_scale) == 1 && amax(made.it.v_scale) == 2.0f / 448);
   nib_tensor *tables = FILLED(NIB_INT32, 0, 1, 1), *lengths = FILLED(NIB_INT32, 4, 1), *out = NULL, *table = NULL;
-  WITH_OTHERS_BEHIND(nib_materialize_desc, materialize, {
-    .k_cache = made.it.k, .v_cache = made.it.v, .k_block_scales = made.it.k_sf, .v_block_scales = made.it.v_sf,
-    .block_tables = tables, .seq_lens = lengths, .max_kv_len = 4 });
+  WITH_OTHERS_BEHIND(nib_materialize_desc, materialize,
+                     { .k_cache = made.it.k,
+                       .v_cache = made.it.v,
+                       .k_block_scales = made.it.k_sf,
+                       .v_block_scales = made.it.v_sf,
+                       .block_tables = tables,
+                       .seq_lens = lengths,
+                       .max_kv_len = 4 });
   OK(rt, nib_materialize(stream, &materialize.it, &out, &table));
   CHECK(nib_tensor_shape(out)[0] == 2 && amax(table) == 1 && amax(out) > 0);
-  nib_tensor *all[] = { pages, tables, lengths, out, table, made.it.k, made.it.v, made.it.k_sf, made.it.v_sf, made.it.k_scale,
-                        made.it.v_scale };
+  nib_tensor *all[] = { pages,        tables,          lengths,        out, table, made.it.k, made.it.v, made.it.k_sf,
+                        made.it.v_sf, made.it.k_scale, made.it.v_scale };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) release(all[i]);
 }
 
 static void insert(void) {
-  nib_tensor *kv = FILLED(NIB_BFLOAT16, 1, 2, 512), *cache = FILLED(NIB_UINT8, 0, 1, 4, 384), *slots = FILLED(NIB_INT32, 1, 2);
+  nib_tensor *kv = FILLED(NIB_BFLOAT16, 1, 2, 512), *cache = FILLED(NIB_UINT8, 0, 1, 4, 384),
+             *slots = FILLED(NIB_INT32, 1, 2);
   nib_tensor *positions = FILLED(NIB_INT64, 0, 2), *table = FILLED(NIB_FLOAT32, 1, 4, 64), *rows = NULL;
-  WITH_OTHERS_BEHIND(nib_rope_insert_desc, rope, {
-    .kv = kv, .cache = cache, .slot_mapping = slots, .positions = positions, .cos_sin_cache = table });
+  WITH_OTHERS_BEHIND(
+    nib_rope_insert_desc, rope,
+    { .kv = kv, .cache = cache, .slot_mapping = slots, .positions = positions, .cos_sin_cache = table });
   OK(rt, nib_rope_insert(stream, &rope.it, NULL));
   OK(rt, nib_mla_dequantize(stream, cache, slots, &rows));
   CHECK(amax(rows) > 0);
@@ -97,8 +123,9 @@ static void wrap(void) {
   static float values[6] = { 1, 2, 3, 4, 5, 6 };
   const int64_t shape[] = { 2, 3 };
   nib_tensor *tensor = NULL;
-  WITH_OTHERS_BEHIND(nib_wrap_desc, desc, { .dtype = NIB_FLOAT32, .ndim = 2, .shape = shape, .data = values, .release = give_back,
-                                            .user = &given_back });
+  WITH_OTHERS_BEHIND(
+    nib_wrap_desc, desc,
+    { .dtype = NIB_FLOAT32, .ndim = 2, .shape = shape, .data = values, .release = give_back, .user = &given_back });
   OK(rt, nib_tensor_wrap(device, &desc.it, &tensor));
   CHECK(amax(tensor) == 6);
   release(tensor);

@@ -77,8 +77,11 @@ static size_t results(const nib_config *config, int spoiled, unsigned char *byte
   nib_quantized_cache quantized = { 0 };
   nib_quantize_cache_desc desc = { .k_cache = cache, .v_cache = cache, .kv_layout = NIB_HND };
   OK(runtime, nib_quantize_cache(stream, &desc, &quantized));
-  nib_tensor *list[] = { source, small, half, brain, eight, steps, integers, order, value, table, quantized.k, quantized.v,
-                         quantized.k_sf, quantized.v_sf, quantized.k_scale, quantized.v_scale, cache };
+  nib_tensor *list[] = {
+    source, small, half,        brain,       eight,          steps,          integers,          order,
+    value,  table, quantized.k, quantized.v, quantized.k_sf, quantized.v_sf, quantized.k_scale, quantized.v_scale,
+    cache
+  };
   size_t total = 0;
   for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
     size_t size = (size_t)nib_tensor_numel(list[i]) * nib_dtype_bytes(nib_tensor_dtype(list[i]));

@@ -1,5 +1,5 @@
-/* A process with several nibbles: plugins PLUGIN [PLUGIN ...] LIBRARY. Each is its own, whatever the others do; the shared library
- * is loaded first, where all others could find its names. */
+/* A process with several nibbles: plugins PLUGIN [PLUGIN ...] LIBRARY. Each is its own, whatever the others do; the
+ * shared library is loaded first, where all others could find its names. */
 #include <dlfcn.h>
 
 #include "host.h"
@@ -33,7 +33,8 @@ int main(int argc, char **argv) {
   for (int i = 0; i <= count; i++)
     for (int j = 0; j < i; j++) CHECK(nibbles[i] != nibbles[j]);
   for (int i = 0; i < count; i++) {
-    for (int j = i; j < count; j++) CHECK(((use_function *)(uintptr_t)find(handles[j], "plugin_use"))(j + 0.5) == j + 0.5);
+    for (int j = i; j < count; j++)
+      CHECK(((use_function *)(uintptr_t)find(handles[j], "plugin_use"))(j + 0.5) == j + 0.5);
     ((close_function *)(uintptr_t)find(handles[i], "plugin_close"))();
   }
   return 0;

@@ -1,5 +1,5 @@
-/* How much may be queued, how many streams there may be, and dropping what is queued. Host functions hold streams, and a
- * parallel_for of the host's holds a kernel: nothing depends on time. */
+/* How much may be queued, how many streams there may be, and dropping what is queued. Host functions hold streams, and
+ * a parallel_for of the host's holds a kernel: nothing depends on time. */
 #include "gate.h"
 
 static nib_runtime *create(const nib_config *config) {
@@ -47,7 +47,8 @@ static void limited_bytes(void) {
   nib_runtime *runtime = create(&(nib_config){ .queued_bytes = 1 << 20 });
   nib_device *device = device_of(runtime);
   nib_stream *a = stream_of(device), *b = stream_of(device);
-  nib_tensor *half = make(device, NIB_FLOAT32, 1 << 17), *large = make(device, NIB_FLOAT32, 1 << 19), *small = make(device, NIB_FLOAT32, 2);
+  nib_tensor *half = make(device, NIB_FLOAT32, 1 << 17), *large = make(device, NIB_FLOAT32, 1 << 19),
+             *small = make(device, NIB_FLOAT32, 2);
   nib_tensor *other = make(device, NIB_FLOAT32, 1 << 17); /* of b's */
   nib_graph *one = fills(a, half, 1), *three = fills(a, half, 3);
   struct gate gate = CLOSED_GATE, second = CLOSED_GATE;
@@ -149,7 +150,8 @@ static void dropping(void) {
   nib_device *device = device_of(runtime);
   bool drops = strcmp(device_name(), "cpu") == 0;
   nib_stream *a = stream_of(device), *b = stream_of(device);
-  nib_tensor *early = make(device, NIB_FLOAT32, 100), *x = make(device, NIB_FLOAT32, 100), *y = make(device, NIB_FLOAT32, 100);
+  nib_tensor *early = make(device, NIB_FLOAT32, 100), *x = make(device, NIB_FLOAT32, 100),
+             *y = make(device, NIB_FLOAT32, 100);
   nib_graph *graph = fills(a, y, 3);
   int calls = 0;
   int32_t cut = -1;

@@ -1,6 +1,7 @@
 /* Runs scripts, each in a sandbox of its own, and tells how they ended, for sandbox_spec.lua:
  *   sandbox [NAME=NUMBER ...] FILE [NAME=NUMBER ...] FILE ...
- * Settings hold for the files behind them: lua_memory, device_memory, tensors, streams, instructions, budget_us. A line each:
+ * Settings hold for the files behind them: lua_memory, device_memory, tensors, streams, instructions, budget_us. A line
+ * each:
  * "> " and what the script prints; "= " status, microseconds of this thread's
  * processor time, and message. After the script, its function `run` is called if
  * there is one. */
@@ -55,10 +56,12 @@ int main(int argc, char **argv) {
       status = nib_sandbox_call(sandbox, "run", NULL, budget_us);
       if (status == NIB_UNAVAILABLE) status = NIB_OK;
     }
-    printf("= %s %lld %s\n", nib_status_name(status), now_us() - start, status == NIB_OK ? "" : nib_sandbox_error(sandbox));
+    printf("= %s %lld %s\n", nib_status_name(status), now_us() - start,
+           status == NIB_OK ? "" : nib_sandbox_error(sandbox));
     fflush(stdout);
     /* Whatever it did, the next call works. */
-    CHECK(nib_sandbox_load(sandbox, "after", "assert(#tostring(1) == 1)", 25, 60000000) == NIB_OK || status == NIB_MEMORY);
+    CHECK(nib_sandbox_load(sandbox, "after", "assert(#tostring(1) == 1)", 25, 60000000) == NIB_OK ||
+          status == NIB_MEMORY);
     nib_sandbox_close(sandbox);
   }
   return 0;

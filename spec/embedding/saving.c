@@ -1,4 +1,5 @@
-/* Files of a host's: what saving does to pipes and links, and what loading asks for before it knows that a file is good. */
+/* Files of a host's: what saving does to pipes and links, and what loading asks for before it knows that a file is
+ * good. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -68,7 +69,7 @@ static void pipes(nib_runtime *rt, nib_tensor *small, nib_tensor *large) {
   double start = seconds();
   CHECK_STATUS(NIB_TIMEOUT, rt, nib_npy_save(small, pipe));
   CHECK_STATUS(NIB_TIMEOUT, rt, nib_safetensors_save(rt, pipe, 1, (const char *const[]){ "x" }, &small));
-  CHECK(seconds() - start < 10); /* a busy machine; without a deadline it would be for ever */
+  CHECK(seconds() - start < 10);                 /* a busy machine; without a deadline it would be for ever */
   int stuck = open(pipe, O_RDONLY | O_NONBLOCK); /* a reader that does not read: there is room for 64 KiB */
   nib_set_deadline(rt, 20000);
   CHECK_STATUS(NIB_TIMEOUT, rt, nib_npy_save(large, pipe));
@@ -102,7 +103,8 @@ static void links(nib_runtime *rt, nib_tensor *small, nib_tensor *large) {
   ino_t old = info.st_ino;
   OK(rt, nib_npy_save(large, link));
   CHECK(lstat(link, &info) == 0 && S_ISLNK(info.st_mode));
-  CHECK(stat(target, &info) == 0 && (info.st_mode & 07777) == 0640 && info.st_size == 128 + 4 * 100000 && info.st_ino != old);
+  CHECK(stat(target, &info) == 0 && (info.st_mode & 07777) == 0640 && info.st_size == 128 + 4 * 100000 &&
+        info.st_ino != old);
   nib_set_deadline(rt, 0);
   CHECK_STATUS(NIB_TIMEOUT, rt, nib_npy_save(small, link)); /* has changed nothing */
   nib_set_deadline(rt, NIB_UNLIMITED);
@@ -148,7 +150,8 @@ static void loads(nib_runtime *rt) {
   header[7] = header[9] = 0;
   memset(header + 10 + strlen(header + 10), ' ', 118 - strlen(header + 10));
   write_file(path, header, 128, size);
-  CHECK_STATUS(NIB_MEMORY, rt, nib_npy_load(stream, path, NIB_DTYPE_NONE, &loaded)); /* the cap, before a byte is read */
+  CHECK_STATUS(NIB_MEMORY, rt,
+               nib_npy_load(stream, path, NIB_DTYPE_NONE, &loaded)); /* the cap, before a byte is read */
   nib_set_deadline(rt, 0);
   CHECK_STATUS(NIB_TIMEOUT, rt, nib_npy_load(stream, path, NIB_DTYPE_NONE, &loaded));
   nib_set_deadline(rt, NIB_UNLIMITED);

@@ -7,14 +7,14 @@
 #include "nibble_lua.h"
 
 #define LOAD(sandbox, code) nib_sandbox_load(sandbox, "test", code, strlen(code), 60000000)
-#define CHECK_SCRIPT(expected, sandbox, call)                                                                                \
-  do {                                                                                                                       \
-    nib_status status_ = (call);                                                                                             \
-    if (status_ != (expected)) {                                                                                             \
-      fprintf(stderr, "%s:%d: %s: expected %s, got %s: %s\n", __FILE__, __LINE__, #call, nib_status_name(expected),          \
-              nib_status_name(status_), nib_sandbox_error(sandbox));                                                         \
-      exit(1);                                                                                                               \
-    }                                                                                                                        \
+#define CHECK_SCRIPT(expected, sandbox, call)                                                                       \
+  do {                                                                                                              \
+    nib_status status_ = (call);                                                                                    \
+    if (status_ != (expected)) {                                                                                    \
+      fprintf(stderr, "%s:%d: %s: expected %s, got %s: %s\n", __FILE__, __LINE__, #call, nib_status_name(expected), \
+              nib_status_name(status_), nib_sandbox_error(sandbox));                                                \
+      exit(1);                                                                                                      \
+    }                                                                                                               \
   } while (0)
 
 struct heap {
@@ -81,7 +81,9 @@ static void calls(void) {
   int numbers[4] = { 3, 4, 0, 0 };
   nib_sandbox_values values = { two_numbers, take_sum, numbers };
   CHECK_SCRIPT(NIB_UNAVAILABLE, sandbox, nib_sandbox_call(sandbox, "add", &values, NIB_UNLIMITED));
-  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function add(a, b) return a + b, a * b end text = 'x' function fail() error('so', 0) end"));
+  CHECK_SCRIPT(
+    NIB_OK, sandbox,
+    LOAD(sandbox, "function add(a, b) return a + b, a * b end text = 'x' function fail() error('so', 0) end"));
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, 60000000));
   CHECK(numbers[2] == 2 && numbers[3] == 7);
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "add", &values, INT64_MAX - 1));
@@ -114,14 +116,18 @@ static void calls(void) {
   CHECK_SCRIPT(NIB_INVALID, sandbox, nib_sandbox_call_sized(sandbox, "add", &asked.it, sizeof asked, 60000000));
   CHECK(strstr(nib_sandbox_error(sandbox), "add: values: expected 0 in fields that this version"));
   CHECK_SCRIPT(NIB_INVALID, sandbox, nib_sandbox_call_sized(sandbox, "add", &asked.it, sizeof asked.it - 1, 60000000));
-  CHECK_SCRIPT(NIB_EXPIRED, sandbox, (LOAD(sandbox, "function loop() while true do end end"), nib_sandbox_call(sandbox, "loop", NULL, 2000)));
-  CHECK(strstr(nib_sandbox_error(sandbox), "loop: budget: expected at most 2000 us") && strstr(nib_sandbox_error(sandbox), "test:1"));
+  CHECK_SCRIPT(NIB_EXPIRED, sandbox,
+               (LOAD(sandbox, "function loop() while true do end end"), nib_sandbox_call(sandbox, "loop", NULL, 2000)));
+  CHECK(strstr(nib_sandbox_error(sandbox), "loop: budget: expected at most 2000 us") &&
+        strstr(nib_sandbox_error(sandbox), "test:1"));
   nib_sandbox_close(sandbox);
   nib_sandbox_close(NULL);
 
   nib_sandbox *none = NULL;
   CHECK(nib_sandbox_create(&(nib_sandbox_config){ .tensors = -1 }, &none) == NIB_INVALID && !none);
-  CHECK(nib_sandbox_create(&(nib_sandbox_config){ .runtime = &(nib_config){ .abi_version = 99 } }, &none) == NIB_INVALID && !none);
+  CHECK(nib_sandbox_create(&(nib_sandbox_config){ .runtime = &(nib_config){ .abi_version = 99 } }, &none) ==
+          NIB_INVALID &&
+        !none);
   CHECK(nib_sandbox_create(&(nib_sandbox_config){ .abi_version = NIB_ABI_VERSION + 1 }, &none) == NIB_INVALID && !none);
   struct {
     nib_sandbox_config it;
@@ -147,7 +153,8 @@ static void take_number(lua_State *L, int count, void *user) {
 
 static long number_of(nib_sandbox *sandbox, const char *function) {
   long number = -1;
-  CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, function, &(nib_sandbox_values){ NULL, take_number, &number }, 60000000));
+  CHECK_SCRIPT(NIB_OK, sandbox,
+               nib_sandbox_call(sandbox, function, &(nib_sandbox_values){ NULL, take_number, &number }, 60000000));
   return number;
 }
 
@@ -203,11 +210,13 @@ static void get_field(lua_State *L, void *user) {
 static void guarded_state(void) {
   nib_sandbox *sandbox = create(NULL);
   int mode = 3;
-  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "local function forever() while true do end end\n"
-                                              "setmetatable(state, { __newindex = forever, __index = forever })\n"
-                                              "function get() return rawget(state, 'mode') end"));
+  CHECK_SCRIPT(NIB_OK, sandbox,
+               LOAD(sandbox, "local function forever() while true do end end\n"
+                             "setmetatable(state, { __newindex = forever, __index = forever })\n"
+                             "function get() return rawget(state, 'mode') end"));
   CHECK_SCRIPT(NIB_EXPIRED, sandbox, nib_sandbox_extend(sandbox, set_field, &mode, 5000));
-  CHECK(strstr(nib_sandbox_error(sandbox), "extend: budget: expected at most 5000 us") && strstr(nib_sandbox_error(sandbox), "test:1"));
+  CHECK(strstr(nib_sandbox_error(sandbox), "extend: budget: expected at most 5000 us") &&
+        strstr(nib_sandbox_error(sandbox), "test:1"));
   CHECK_SCRIPT(NIB_EXPIRED, sandbox, nib_sandbox_extend(sandbox, get_field, NULL, 5000));
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_extend(sandbox, set_raw, &mode, 60000000));
   CHECK(number_of(sandbox, "get") == 3);
@@ -223,13 +232,16 @@ static void extensions(void) {
   OK(runtime, nib_tensor_fill(nib_device_default_stream(cpu_of(runtime)), host.tensor, NIB_REAL(7)));
   CHECK_SCRIPT(NIB_SCRIPT, host.sandbox, nib_sandbox_extend(host.sandbox, bad_extension, NULL, 60000000));
   CHECK_SCRIPT(NIB_OK, host.sandbox, nib_sandbox_extend(host.sandbox, extend, &host, 60000000));
-  CHECK_SCRIPT(NIB_OK, host.sandbox, LOAD(host.sandbox, "assert(host.answer == 42 and host.tensor[10] == 7 and state.started == 1)"
-                                                        "host.call_again() host.tensor:fill(8)"
-                                                        "host.answer = 0 nibble.page.x = 1 nibble.tensor = nil table.concat = nil math = nil"));
+  CHECK_SCRIPT(NIB_OK, host.sandbox,
+               LOAD(host.sandbox,
+                    "assert(host.answer == 42 and host.tensor[10] == 7 and state.started == 1)"
+                    "host.call_again() host.tensor:fill(8)"
+                    "host.answer = 0 nibble.page.x = 1 nibble.tensor = nil table.concat = nil math = nil"));
   CHECK(host.inner == NIB_STATE && !*nib_sandbox_error(host.sandbox));
   /* What a script does to its tables ends with it. */
-  CHECK_SCRIPT(NIB_OK, host.sandbox, LOAD(host.sandbox, "assert(host.answer == 42 and not nibble.page.x and nibble.tensor(1):item() == 1)"
-                                                        "assert(table.concat and math.pi and host.tensor[1] == 8)"));
+  CHECK_SCRIPT(NIB_OK, host.sandbox,
+               LOAD(host.sandbox, "assert(host.answer == 42 and not nibble.page.x and nibble.tensor(1):item() == 1)"
+                                  "assert(table.concat and math.pi and host.tensor[1] == 8)"));
   nib_tensor_release(host.tensor);
   nib_sandbox_close(host.sandbox);
 }
@@ -241,11 +253,11 @@ static void reloading(void) {
   nib_config runtime = { .allocate = allocate, .user = &heap };
   nib_sandbox *sandbox = create(&(nib_sandbox_config){ .runtime = &runtime });
   char code[1000];
-  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox,
-    "function on_load(reloaded) state.reloaded = reloaded end\n"
-    "state.t = nibble.zeros(1000) state.one = nibble.full(1000, 1) state.s = nibble.stream()\n"
-    "state.graph = state.s:capture(function() state.t:copy(state.one) end)\n"
-    "function version() return state.reloaded == false and 0 or -1 end"));
+  CHECK_SCRIPT(NIB_OK, sandbox,
+               LOAD(sandbox, "function on_load(reloaded) state.reloaded = reloaded end\n"
+                             "state.t = nibble.zeros(1000) state.one = nibble.full(1000, 1) state.s = nibble.stream()\n"
+                             "state.graph = state.s:capture(function() state.t:copy(state.one) end)\n"
+                             "function version() return state.reloaded == false and 0 or -1 end"));
   CHECK(number_of(sandbox, "version") == 0);
   size_t lua_before = 0;
   long bytes_before = 0;
@@ -253,7 +265,8 @@ static void reloading(void) {
     snprintf(code, sizeof code,
              "local big = {} for i = 1, 300 do big[i] = {i} end\n"
              "function on_load(reloaded) assert(reloaded) state.t:fill(0) state.graph:replay() end\n"
-             "function version() return %d + (state.t[1000] - 1) + #big - 300 end", i);
+             "function version() return %d + (state.t[1000] - 1) + #big - 300 end",
+             i);
     CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, code));
     if (i % 10 == 0) CHECK(number_of(sandbox, "version") == i);
     OK(nib_sandbox_runtime(sandbox), nib_tick(nib_sandbox_runtime(sandbox), 100));
@@ -266,12 +279,15 @@ static void reloading(void) {
     }
   }
   /* Code that fails to compile, to run or to start leaves the one before in place. */
-  const char *const bad[] = { "version = = 1", "version = nil error('run')", "function version() return -1 end while true do end",
-                              "function version() return -1 end function on_load() error('start') end",
-                              "function version() return -1 end local t = {} while true do t[#t + 1] = ('x'):rep(9999) .. #t end" };
+  const char *const bad[] = {
+    "version = = 1", "version = nil error('run')", "function version() return -1 end while true do end",
+    "function version() return -1 end function on_load() error('start') end",
+    "function version() return -1 end local t = {} while true do t[#t + 1] = ('x'):rep(9999) .. #t end"
+  };
   const nib_status expected[] = { NIB_SCRIPT, NIB_SCRIPT, NIB_EXPIRED, NIB_SCRIPT, NIB_MEMORY };
   for (int i = 0; i < 5; i++) {
-    CHECK_SCRIPT(expected[i], sandbox, nib_sandbox_load(sandbox, "bad", bad[i], strlen(bad[i]), i == 2 ? 20000 : 60000000));
+    CHECK_SCRIPT(expected[i], sandbox,
+                 nib_sandbox_load(sandbox, "bad", bad[i], strlen(bad[i]), i == 2 ? 20000 : 60000000));
     CHECK(number_of(sandbox, "version") == 1000);
   }
   nib_sandbox_close(sandbox);
@@ -280,26 +296,31 @@ static void reloading(void) {
 
 /* Versions that keep all the memory there is: the next one is loaded all the same. */
 static void hot_fixes(void) {
-  static const char hoard[] = "local function hoard(t) while true do t[#t + 1] = {('x'):rep(100) .. #t} end end\n"
-                              "local function more(t) while true do t[#t + 1] = nibble.zeros(1 << 18) end end\n"
-                              "state.n = (state.n or 0) + 1\n"
-                              "setmetatable({}, {__index = function() return hoarded, state end})\n"
-                              "function lua() hoarded = {} hoard(hoarded) end\n"
-                              "function lua_state() state.hoarded = {} hoard(state.hoarded) end\n"
-                              "function device() hoarded = {} more(hoarded) end\n"
-                              "function device_state() state.hoarded = {} more(state.hoarded) end\n"
-                              "function streams() hoarded = {} while true do hoarded[#hoarded + 1] = nibble.stream() end end\n"
-                              "function version() return state.n end";
-  static const char fix[] = "local big = {} for i = 1, 8000 do big[i] = {('y'):rep(100) .. i} end\n"
-                            "local function use() state.t = state.t or nibble.zeros(1 << 18):fill(3) state.s = nibble.stream() end\n"
-                            "function on_load(reloaded) state.reloaded = reloaded use() end\n"
-                            "function version() return #big + (state.n or 0) + (state.reloaded and 10 or 0) + state.t[1] end";
+  static const char hoard[] =
+    "local function hoard(t) while true do t[#t + 1] = {('x'):rep(100) .. #t} end end\n"
+    "local function more(t) while true do t[#t + 1] = nibble.zeros(1 << 18) end end\n"
+    "state.n = (state.n or 0) + 1\n"
+    "setmetatable({}, {__index = function() return hoarded, state end})\n"
+    "function lua() hoarded = {} hoard(hoarded) end\n"
+    "function lua_state() state.hoarded = {} hoard(state.hoarded) end\n"
+    "function device() hoarded = {} more(hoarded) end\n"
+    "function device_state() state.hoarded = {} more(state.hoarded) end\n"
+    "function streams() hoarded = {} while true do hoarded[#hoarded + 1] = nibble.stream() end end\n"
+    "function version() return state.n end";
+  static const char fix[] =
+    "local big = {} for i = 1, 8000 do big[i] = {('y'):rep(100) .. i} end\n"
+    "local function use() state.t = state.t or nibble.zeros(1 << 18):fill(3) state.s = nibble.stream() end\n"
+    "function on_load(reloaded) state.reloaded = reloaded use() end\n"
+    "function version() return #big + (state.n or 0) + (state.reloaded and 10 or 0) + state.t[1] end";
   static const struct {
     const char *function;
     nib_status status;
     bool drops_state;
-  } hoards[] = { { "lua", NIB_MEMORY, false },         { "lua_state", NIB_MEMORY, true }, { "device", NIB_SCRIPT, false },
-                 { "device_state", NIB_SCRIPT, true }, { "streams", NIB_SCRIPT, false } };
+  } hoards[] = { { "lua", NIB_MEMORY, false },
+                 { "lua_state", NIB_MEMORY, true },
+                 { "device", NIB_SCRIPT, false },
+                 { "device_state", NIB_SCRIPT, true },
+                 { "streams", NIB_SCRIPT, false } };
   static const char fails[] = "setmetatable({}, {__index = function() return big end})\n"
                               "big = {} for i = 1, 2000 do big[i] = {('z'):rep(100) .. i} end error('not this one')";
   static const char needs_state[] = "local big = {} for i = 1, 8000 do big[i] = {('y'):rep(100) .. i} end\n"
@@ -307,15 +328,18 @@ static void hot_fixes(void) {
                                     "if not state.hoarded then error('without it I am nothing') end";
   for (int keep = 0; keep < 2; keep++)
     for (size_t i = 0; i < sizeof hoards / sizeof *hoards; i++) {
-      nib_sandbox *sandbox = create(&(nib_sandbox_config){ .keep_state = keep == 1, .lua_memory = 2 << 20, .device_memory = 8 << 20 });
+      nib_sandbox *sandbox =
+        create(&(nib_sandbox_config){ .keep_state = keep == 1, .lua_memory = 2 << 20, .device_memory = 8 << 20 });
       CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, hoard));
       CHECK_SCRIPT(hoards[i].status, sandbox, nib_sandbox_call(sandbox, hoards[i].function, NULL, 60000000));
       nib_status refused = keep && hoards[i].status == NIB_MEMORY ? NIB_MEMORY : NIB_SCRIPT;
       CHECK_SCRIPT(refused, sandbox, LOAD(sandbox, "error('not this one')"));
-      CHECK_SCRIPT(refused, sandbox, LOAD(sandbox, "local t = nibble.zeros(1) function on_load() error('nor this one') end"));
+      CHECK_SCRIPT(refused, sandbox,
+                   LOAD(sandbox, "local t = nibble.zeros(1) function on_load() error('nor this one') end"));
       CHECK_SCRIPT(refused, sandbox, LOAD(sandbox, fails));
       CHECK(number_of(sandbox, "version") == 1);
-      if (!keep && hoards[i].status == NIB_MEMORY && hoards[i].drops_state) { /* what fails with an empty state stays as it was before */
+      if (!keep && hoards[i].status == NIB_MEMORY &&
+          hoards[i].drops_state) { /* what fails with an empty state stays as it was before */
         CHECK_SCRIPT(NIB_SCRIPT, sandbox, LOAD(sandbox, needs_state));
         CHECK(strstr(nib_sandbox_error(sandbox), "without it I am nothing"));
         CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function version() return state.hoarded and state.n or 0 end"));
@@ -328,8 +352,9 @@ static void hot_fixes(void) {
       } else {
         CHECK_SCRIPT(NIB_OK, sandbox, status);
         CHECK(!*nib_sandbox_error(sandbox) == !hoards[i].drops_state);
-        CHECK(!hoards[i].drops_state || strcmp(nib_sandbox_error(sandbox), "test: state: expected one that fits beside the new version, "
-                                                                           "dropped it") == 0);
+        CHECK(!hoards[i].drops_state ||
+              strcmp(nib_sandbox_error(sandbox), "test: state: expected one that fits beside the new version, "
+                                                 "dropped it") == 0);
         CHECK(number_of(sandbox, "version") == 8000 + 3 + (hoards[i].drops_state ? 0 : 11));
       }
       /* The limits are what they were. */
@@ -341,15 +366,16 @@ static void hot_fixes(void) {
     }
 }
 
-/* A version that takes what `state` had, and fails where it is loaded once more: it stays above the limits, but the next ones get no
- * more by the same trick. */
+/* A version that takes what `state` had, and fails where it is loaded once more: it stays above the limits, but the
+ * next ones get no more by the same trick. */
 static void greedy_fixes(void) {
-  static const char greedy[] = "state.n = (state.n or 0) + 1 n = state.n\n"
-                               "local kept = state.kept state.kept = nil kept = nil\n"
-                               "local t = {} pcall(function() while true do t[#t + 1] = {('x'):rep(100) .. #t} end end)\n"
-                               "t[#t] = nil state.kept = t\n"
-                               "if n == 1 and loads > 1 then error('not with an empty state') end\n"
-                               "function version() return n end";
+  static const char greedy[] =
+    "state.n = (state.n or 0) + 1 n = state.n\n"
+    "local kept = state.kept state.kept = nil kept = nil\n"
+    "local t = {} pcall(function() while true do t[#t + 1] = {('x'):rep(100) .. #t} end end)\n"
+    "t[#t] = nil state.kept = t\n"
+    "if n == 1 and loads > 1 then error('not with an empty state') end\n"
+    "function version() return n end";
   nib_sandbox *sandbox = create(&(nib_sandbox_config){ .lua_memory = 1 << 20 });
   char code[1024];
   for (int i = 1; i <= 10; i++) {
@@ -383,7 +409,9 @@ static void *cancel(void *argument) {
 
 static void cancelling(void) {
   static const char *const codes[] = {
-    "while true do end", "while true do pcall(function() while true do end end) end", "('a'):rep(16384):find('.-.-.-b')",
+    "while true do end",
+    "while true do pcall(function() while true do end end) end",
+    "('a'):rep(16384):find('.-.-.-b')",
     "local t = nibble.zeros(15000000) for i = 1, 250 do t:fill(i) end while true do nibble.synchronize() end",
     "local t = nibble.zeros(15000000) while true do t:fill(1) end",
     "coroutine.wrap(function() while true do end end)()",
@@ -393,7 +421,8 @@ static void cancelling(void) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, cancel, &canceller) == 0);
     size_t length = strlen(codes[i]);
-    CHECK_SCRIPT(NIB_EXPIRED, canceller.sandbox, nib_sandbox_load(canceller.sandbox, "test", codes[i], length, NIB_UNLIMITED));
+    CHECK_SCRIPT(NIB_EXPIRED, canceller.sandbox,
+                 nib_sandbox_load(canceller.sandbox, "test", codes[i], length, NIB_UNLIMITED));
     CHECK(strstr(nib_sandbox_error(canceller.sandbox), "cancelled"));
     __atomic_store_n(&canceller.stop, 1, __ATOMIC_RELAXED);
     pthread_join(thread, NULL);
@@ -419,12 +448,14 @@ static nib_device *busy_device(nib_sandbox *sandbox) {
 static void queued_work(void) {
   nib_sandbox *sandbox = create(NULL);
   bool drops = strcmp(device_name(), "cpu") == 0;
-  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "local t, u = nibble.zeros(1 << 20), nibble.zeros(1 << 20) state.t = t\n"
-                                              "local g = nibble.stream():capture(function() for i = 1, 30 do t:fill(i) u:fill(i) end end)\n"
-                                              "local small = nibble.stream():capture(function() t:fill(7) end) g:replay()\n"
-                                              "function once() g:replay() nibble.synchronize() end\n"
-                                              "function short() for i = 1, 50 do small:replay() end end\n"
-                                              "function forever() while true do pcall(g.replay, g) end end"));
+  CHECK_SCRIPT(NIB_OK, sandbox,
+               LOAD(sandbox,
+                    "local t, u = nibble.zeros(1 << 20), nibble.zeros(1 << 20) state.t = t\n"
+                    "local g = nibble.stream():capture(function() for i = 1, 30 do t:fill(i) u:fill(i) end end)\n"
+                    "local small = nibble.stream():capture(function() t:fill(7) end) g:replay()\n"
+                    "function once() g:replay() nibble.synchronize() end\n"
+                    "function short() for i = 1, 50 do small:replay() end end\n"
+                    "function forever() while true do pcall(g.replay, g) end end"));
   nib_device *device = busy_device(sandbox);
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "once", NULL, 60000000));
   double start = processor_time();
@@ -451,8 +482,9 @@ static void queued_work(void) {
 /* A closed sandbox leaves the kernel that is running where it is. */
 static void closing(void) {
   nib_sandbox *sandbox = create(&(nib_sandbox_config){ .runtime = &(nib_config){ .threads = 1 } });
-  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function wait() nibble.randn(4 << 20, {device = 'cpu'}) nibble.synchronize('cpu') end\n"
-                                              "function go() for i = 1, 9 do nibble.randn(4 << 20, {device = 'cpu'}) end end"));
+  CHECK_SCRIPT(NIB_OK, sandbox,
+               LOAD(sandbox, "function wait() nibble.randn(4 << 20, {device = 'cpu'}) nibble.synchronize('cpu') end\n"
+                             "function go() for i = 1, 9 do nibble.randn(4 << 20, {device = 'cpu'}) end end"));
   double start = processor_time();
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "wait", NULL, 60000000));
   double whole = processor_time() - start;
@@ -466,11 +498,13 @@ static void closing(void) {
 
 static void many_streams(void) {
   nib_sandbox *sandbox = create(&(nib_sandbox_config){ .streams = 3, .runtime = &(nib_config){ .threads = 1 } });
-  CHECK_SCRIPT(NIB_OK, sandbox, LOAD(sandbox, "function go() for i = 1, 2000 do\n"
-                                              "  local t <close> = nibble.empty(1 << 14)\n"
-                                              "  local s <close> = nibble.stream({priority = -(i % 2)}) s:scope(function() t:fill(i) end)\n"
-                                              "end end\n"
-                                              "function keep() local k = {} for i = 1, 4 do k[i] = nibble.stream() end end"));
+  CHECK_SCRIPT(NIB_OK, sandbox,
+               LOAD(sandbox,
+                    "function go() for i = 1, 2000 do\n"
+                    "  local t <close> = nibble.empty(1 << 14)\n"
+                    "  local s <close> = nibble.stream({priority = -(i % 2)}) s:scope(function() t:fill(i) end)\n"
+                    "end end\n"
+                    "function keep() local k = {} for i = 1, 4 do k[i] = nibble.stream() end end"));
   int before = threads();
   CHECK_SCRIPT(NIB_OK, sandbox, nib_sandbox_call(sandbox, "go", NULL, 60000000));
   CHECK(threads() <= before + 3 || strcmp(device_name(), "cpu") != 0);
@@ -540,7 +574,9 @@ static void *many(void *unused) {
     for (int k = 0; k < 3; k++) sandboxes[k] = create(&(nib_sandbox_config){ .lua_memory = 1 << 20 });
     for (int k = 0; k < 3; k++) {
       char code[200];
-      snprintf(code, sizeof code, "state.x = nibble.full(1000, %d) string = nil x = (x or 0) + 1 function get() return state.x[1] + x end", k);
+      snprintf(code, sizeof code,
+               "state.x = nibble.full(1000, %d) string = nil x = (x or 0) + 1 function get() return state.x[1] + x end",
+               k);
       CHECK_SCRIPT(NIB_OK, sandboxes[k], LOAD(sandboxes[k], code));
     }
     for (int k = 0; k < 3; k++) CHECK(number_of(sandboxes[k], "get") == k + 1);

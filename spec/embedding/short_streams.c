@@ -1,4 +1,5 @@
-/* Streams that live for a moment: their work is done all the same, in the order of each, and their threads do not stay. */
+/* Streams that live for a moment: their work is done all the same, in the order of each, and their threads do not
+ * stay. */
 #include <time.h>
 
 #include "gate.h"
@@ -8,7 +9,8 @@ enum { STREAMS = 40000, AT_ONCE = 100 };
 /* A thread goes a moment after its stream: as long as it takes on a busy machine, but not for ever. */
 static int threads_down_to(int most) {
   int count = threads();
-  for (int i = 0; i < 3000 && count > most; i++, count = threads()) nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+  for (int i = 0; i < 3000 && count > most; i++, count = threads())
+    nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
   return count;
 }
 
@@ -57,7 +59,8 @@ int main(int argc, char **argv) {
   for (int i = 0; i < count; i++) CHECK(!steps[i].wrong);
   CHECK(most <= before + 16);
 
-  /* Many at once have a thread each on the CPU, and give it back. (A GPU has none; its driver's streams are kept for reuse.) */
+  /* Many at once have a thread each on the CPU, and give it back. (A GPU has none; its driver's streams are kept for
+   * reuse.) */
   nib_stream *streams[AT_ONCE];
   done = 0;
   for (int round = 0; round < 2; round++) {

@@ -1,4 +1,5 @@
-/* Hosts whose structs are larger or smaller than the library's: what comes in by a descriptor, and what is filled in. */
+/* Hosts whose structs are larger or smaller than the library's: what comes in by a descriptor, and what is filled
+ * in. */
 #include <stddef.h>
 
 #include "host.h"
@@ -20,28 +21,29 @@ static void log_it(void *user, nib_log_level level, const char *message) {
 
 /* What is refused because of the descriptor's size says so; anything else is the function's own affair. */
 static bool refused(nib_status status, const char *expected) {
-  return status == NIB_INVALID && strstr(nib_error(runtime), ": desc: expected ") && strstr(nib_error(runtime), expected);
+  return status == NIB_INVALID && strstr(nib_error(runtime), ": desc: expected ") &&
+         strstr(nib_error(runtime), expected);
 }
 
-#define SIZES(type, call)                                                                            \
-  do {                                                                                               \
-    const void *pointer = given.bytes;                                                               \
-    const type *desc = pointer;                                                                      \
-    size_t desc_bytes = sizeof(type) - 1;                                                            \
-    memset(&given, 0, sizeof given);                                                                 \
-    CHECK(refused(call, "at least "));                                                               \
-    desc_bytes = 0;                                                                                  \
-    CHECK(refused(call, "at least "));                                                               \
-    for (desc_bytes = sizeof(type) + 1; desc_bytes <= sizeof given; desc_bytes += 31) {              \
-      CHECK(!refused(call, ""));                                                                     \
-      given.bytes[desc_bytes - 1] = 7;                                                               \
-      CHECK(refused(call, "0 in fields that this version"));                                         \
-      given.bytes[desc_bytes - 1] = 0;                                                               \
-    }                                                                                                \
-    desc_bytes = sizeof(type);                                                                       \
-    CHECK(!refused(call, ""));                                                                       \
-    desc = NULL;                                                                                     \
-    CHECK(refused(call, "got NULL"));                                                                \
+#define SIZES(type, call)                                                               \
+  do {                                                                                  \
+    const void *pointer = given.bytes;                                                  \
+    const type *desc = pointer;                                                         \
+    size_t desc_bytes = sizeof(type) - 1;                                               \
+    memset(&given, 0, sizeof given);                                                    \
+    CHECK(refused(call, "at least "));                                                  \
+    desc_bytes = 0;                                                                     \
+    CHECK(refused(call, "at least "));                                                  \
+    for (desc_bytes = sizeof(type) + 1; desc_bytes <= sizeof given; desc_bytes += 31) { \
+      CHECK(!refused(call, ""));                                                        \
+      given.bytes[desc_bytes - 1] = 7;                                                  \
+      CHECK(refused(call, "0 in fields that this version"));                            \
+      given.bytes[desc_bytes - 1] = 0;                                                  \
+    }                                                                                   \
+    desc_bytes = sizeof(type);                                                          \
+    CHECK(!refused(call, ""));                                                          \
+    desc = NULL;                                                                        \
+    CHECK(refused(call, "got NULL"));                                                   \
   } while (0)
 
 static void configs(void) {
@@ -81,7 +83,8 @@ int main(void) {
   /* What is filled in: as much as the host knows; what only the host knows is 0. */
   nib_tensor *tensor = make(device, NIB_FLOAT32, 1000);
   nib_memory_info whole = nib_device_memory(device);
-  CHECK(whole.used_bytes >= 4000 && whole.reserved_bytes >= whole.used_bytes && whole.peak_bytes >= whole.reserved_bytes);
+  CHECK(whole.used_bytes >= 4000 && whole.reserved_bytes >= whole.used_bytes &&
+        whole.peak_bytes >= whole.reserved_bytes);
   nib_memory_info *info = (nib_memory_info *)(void *)given.bytes;
   memset(&given, 0xAA, sizeof given);
   nib_device_memory_sized(device, info, offsetof(nib_memory_info, peak_bytes));

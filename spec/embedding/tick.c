@@ -1,5 +1,5 @@
-/* nib_tick and nib_set_deadline: what is done is freed a little at a time, whatever else is still in use; nothing waits past
- * the deadline. No time is measured: held streams and budgets of a microsecond show it. */
+/* nib_tick and nib_set_deadline: what is done is freed a little at a time, whatever else is still in use; nothing waits
+ * past the deadline. No time is measured: held streams and budgets of a microsecond show it. */
 #include "gate.h"
 
 enum { HELD = 100, DONE = 100, ELEMENTS = 10000 };

@@ -13,7 +13,7 @@ struct graph {
 static struct capture *captures;
 static uint64_t last_capture_id;
 
-/* ---- Plans ------------------------------------------------------------------------------------------------------- */
+/* ---- Plans ----------------------------------------------------------------------------------------------------- */
 
 void standin_plan_release(struct plan *plan) {
   if (--plan->references > 0) return;
@@ -42,12 +42,13 @@ static int *join(const int *a, int a_count, const int *b, int b_count, int *coun
 /* Whether `node` is one of `from` or one that they wait for. */
 static bool is_behind(const struct plan *plan, int node, const int *from, int count) {
   for (int i = 0; i < count; i++)
-    if (from[i] == node || (from[i] > node && is_behind(plan, node, plan->nodes[from[i]].deps, plan->nodes[from[i]].dep_count)))
+    if (from[i] == node ||
+        (from[i] > node && is_behind(plan, node, plan->nodes[from[i]].deps, plan->nodes[from[i]].dep_count)))
       return true;
   return false;
 }
 
-/* ---- Captures ---------------------------------------------------------------------------------------------------- */
+/* ---- Captures -------------------------------------------------------------------------------------------------- */
 
 static struct capture *capture_of(uint64_t id) {
   for (struct capture *capture = captures; capture; capture = capture->next)
@@ -185,11 +186,11 @@ CUresult standin_StreamEndCapture(CUstream handle, CUgraph *out) {
   }
   if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != &standin_thread)
     return standin_leave(standin_misuse(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "another thread began the capture"));
-  if (capture->invalid)
-    result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (capture->invalid) result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   else if (has_unjoined(capture))
     result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED; /* no misuse: how a capture that is given up ends */
-  struct graph *graph = result == CUDA_SUCCESS && standin_thread.forced == CUDA_SUCCESS ? calloc(1, sizeof *graph) : NULL;
+  struct graph *graph =
+    result == CUDA_SUCCESS && standin_thread.forced == CUDA_SUCCESS ? calloc(1, sizeof *graph) : NULL;
   if (graph) {
     graph->plan = capture->plan;
     standin_add(&graph->object, LIVE_GRAPHS, standin_current());
@@ -222,10 +223,10 @@ CUresult standin_ThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
   return standin_leave(CUDA_SUCCESS);
 }
 
-/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+/* ---- Graphs ---------------------------------------------------------------------------------------------------- */
 
-/* Any order that the dependencies allow. The first launch takes what became ready last, later ones choose differently each time:
- * a program must not rely on the order of recording. */
+/* Any order that the dependencies allow. The first launch takes what became ready last, later ones choose differently
+ * each time: a program must not rely on the order of recording. */
 void standin_run_plan(struct stream *stream, const struct plan *plan, uint64_t launch, int *scratch) {
   int n = plan->count, ready_count = 0, *waiting = scratch, *ready = waiting + n;
   uint64_t random = launch;
@@ -267,8 +268,11 @@ CUresult standin_GraphDebugDotPrint(CUgraph handle, const char *path, unsigned i
   for (int i = 0; i < graph->plan->count; i++) {
     const struct node *node = &graph->plan->nodes[i];
     fprintf(file, "\"graph_1_node_%d\"[shape=\"record\" label=\"{%s | %s}\"];\n", i, kinds[node->op.kind],
-            !(flags & CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE) ? "" : node->op.kernel ? node->op.kernel->name : "-");
-    for (int k = 0; k < node->dep_count; k++) fprintf(file, "\"graph_1_node_%d\" -> \"graph_1_node_%d\";\n", node->deps[k], i);
+            !(flags & CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE) ? ""
+            : node->op.kernel                           ? node->op.kernel->name
+                                                        : "-");
+    for (int k = 0; k < node->dep_count; k++)
+      fprintf(file, "\"graph_1_node_%d\" -> \"graph_1_node_%d\";\n", node->deps[k], i);
   }
   fprintf(file, "}\n}\n");
   return standin_leave(fclose(file) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM);
@@ -313,7 +317,8 @@ CUresult standin_GraphExecUpdate(CUgraphExec exec_handle, CUgraph graph_handle, 
   struct graph *graph = standin_find(LIVE_GRAPHS, graph_handle);
   if (!exec || !graph) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   memset(info, 0, sizeof *info);
-  if (first_difference(exec->plan, graph->plan, &info->result) >= 0) return standin_leave(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  if (first_difference(exec->plan, graph->plan, &info->result) >= 0)
+    return standin_leave(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
   graph->plan->references++; /* queued launches have their own */
   standin_plan_release(exec->plan);
   exec->plan = graph->plan;
@@ -340,12 +345,12 @@ CUresult standin_GraphLaunch(CUgraphExec exec_handle, CUstream stream_handle) {
   if (stream->capture) return standin_leave(standin_refuse_captured(stream)); /* child graphs are not played */
   int *scratch = malloc(sizeof *scratch * (2 * (size_t)exec->plan->count + 1));
   if (!scratch) return standin_leave(CUDA_ERROR_OUT_OF_MEMORY);
-  struct task task = { .kind = TASK_GRAPH, .exec = exec, .plan = exec->plan, .number = exec->launched + 1, .scratch = scratch };
+  struct task task = {
+    .kind = TASK_GRAPH, .exec = exec, .plan = exec->plan, .number = exec->launched + 1, .scratch = scratch
+  };
   result = standin_enqueue(stream, &task);
-  if (result == CUDA_SUCCESS)
-    exec->launched++;
-  else
-    free(scratch);
+  if (result == CUDA_SUCCESS) exec->launched++;
+  else free(scratch);
   return standin_leave(result);
 }
 

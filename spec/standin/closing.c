@@ -1,5 +1,5 @@
-/* A runtime that a host closes on the stand-in driver while it still holds objects, and while things have gone wrong: nothing may be
- * left behind in the host's context, and nothing may be used that is gone. */
+/* A runtime that a host closes on the stand-in driver while it still holds objects, and while things have gone wrong:
+ * nothing may be left behind in the host's context, and nothing may be used that is gone. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdint.h>
@@ -75,7 +75,8 @@ static void receive(void *user, nib_log_level level, const char *message) {
   losses++;
 }
 
-/* The context is lost while a function of the host's runs: closing waits for that one, and those behind it never begin. */
+/* The context is lost while a function of the host's runs: closing waits for that one, and those behind it never
+ * begin. */
 static void lost_beside_a_function(void) {
   nib_runtime *runtime = NULL;
   nib_stream *stream = NULL;

@@ -1,5 +1,6 @@
-/* What is shared by file descriptors: memory of other APIs, memory that can be exported, timeline semaphores. A descriptor is one of
- * a memory file (memfd_create), whose other side the program plays; a semaphore's value is its first 8 bytes. */
+/* What is shared by file descriptors: memory of other APIs, memory that can be exported, timeline semaphores. A
+ * descriptor is one of a memory file (memfd_create), whose other side the program plays; a semaphore's value is its
+ * first 8 bytes. */
 #define _GNU_SOURCE
 #include "standin.h"
 
@@ -25,14 +26,16 @@ CUresult standin_PointerGetAttribute(void *out, CUpointer_attribute attribute, C
   const struct block *block = standin_block_at((void *)(uintptr_t)pointer);
   if (!block || block->state == BLOCK_FREED) return standin_leave(CUDA_ERROR_INVALID_VALUE);
   switch (attribute) {
-  case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)out = block->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE; break;
+  case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    *(unsigned *)out = block->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    break;
   case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)out = block->context->device; break;
   default: result = standin_misuse(CUDA_ERROR_INVALID_VALUE, "attribute %d is not played", (int)attribute);
   }
   return standin_leave(result);
 }
 
-/* ---- Memory of other APIs ---------------------------------------------------------------------------------------- */
+/* ---- Memory of other APIs -------------------------------------------------------------------------------------- */
 
 struct external {
   struct object object;
@@ -44,7 +47,8 @@ CUresult standin_ImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL
   CUresult result = standin_enter("cuImportExternalMemory", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
   if (desc->type != CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
-    return standin_leave(standin_misuse(CUDA_ERROR_NOT_SUPPORTED, "handles of type %d are not played", (int)desc->type));
+    return standin_leave(
+      standin_misuse(CUDA_ERROR_NOT_SUPPORTED, "handles of type %d are not played", (int)desc->type));
   if (!is_memory(desc->handle.fd, desc->size)) return standin_leave(CUDA_ERROR_INVALID_VALUE);
   struct external *external = calloc(1, sizeof *external);
   if (!external) return standin_leave(CUDA_ERROR_OUT_OF_MEMORY);
@@ -55,7 +59,8 @@ CUresult standin_ImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL
   return standin_leave(CUDA_SUCCESS);
 }
 
-CUresult standin_ExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemory handle, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc) {
+CUresult standin_ExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemory handle,
+                                               const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc) {
   CUresult result = standin_enter("cuExternalMemoryGetMappedBuffer", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
   struct external *external = standin_find(LIVE_EXTERNALS, handle);
@@ -91,7 +96,7 @@ CUresult standin_DestroyExternalMemory(CUexternalMemory handle) {
   return standin_leave(CUDA_SUCCESS);
 }
 
-/* ---- Memory that can be exported --------------------------------------------------------------------------------- */
+/* ---- Memory that can be exported ------------------------------------------------------------------------------- */
 
 #define STEP ((size_t)64 << 10)
 
@@ -106,9 +111,10 @@ static struct range {
   char *data;
   size_t bytes;
   bool mapped;
-} *ranges;
+} * ranges;
 
-CUresult standin_MemGetAllocationGranularity(size_t *step, const CUmemAllocationProp *props, CUmemAllocationGranularity_flags option) {
+CUresult standin_MemGetAllocationGranularity(size_t *step, const CUmemAllocationProp *props,
+                                             CUmemAllocationGranularity_flags option) {
   CUresult result = standin_enter("cuMemGetAllocationGranularity", 0);
   if (result != CUDA_SUCCESS) return result;
   (void)props, (void)option;
@@ -129,15 +135,19 @@ static CUresult chunk_new(CUmemGenericAllocationHandle *out, int fd, size_t byte
   return CUDA_SUCCESS;
 }
 
-static struct chunk *find_chunk(CUmemGenericAllocationHandle handle) { return standin_find(LIVE_CHUNKS, (void *)(uintptr_t)handle); }
+static struct chunk *find_chunk(CUmemGenericAllocationHandle handle) {
+  return standin_find(LIVE_CHUNKS, (void *)(uintptr_t)handle);
+}
 
-CUresult standin_MemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *props, unsigned long long flags) {
+CUresult standin_MemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *props,
+                           unsigned long long flags) {
   CUresult result = standin_enter("cuMemCreate", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
   if (bytes == 0 || bytes % STEP != 0 || flags != 0 || props->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
       props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->location.id != standin_current()->device)
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%zu bytes, or no memory of the current GPU", bytes));
-  if (bytes > (size_t)standin_number("NIB_STANDIN_MEMORY", (int64_t)8 << 30)) return standin_leave(CUDA_ERROR_OUT_OF_MEMORY);
+  if (bytes > (size_t)standin_number("NIB_STANDIN_MEMORY", (int64_t)8 << 30))
+    return standin_leave(CUDA_ERROR_OUT_OF_MEMORY);
   int fd = memfd_create("stand-in memory", MFD_CLOEXEC);
   if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
     close(fd);
@@ -157,8 +167,8 @@ CUresult standin_MemRelease(CUmemGenericAllocationHandle handle) {
   return standin_leave(CUDA_SUCCESS);
 }
 
-CUresult standin_MemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                                            unsigned long long flags) {
+CUresult standin_MemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+                                            CUmemAllocationHandleType type, unsigned long long flags) {
   CUresult result = standin_enter("cuMemExportToShareableHandle", 0);
   if (result != CUDA_SUCCESS) return result;
   struct chunk *chunk = find_chunk(handle);
@@ -171,7 +181,8 @@ CUresult standin_MemExportToShareableHandle(void *out, CUmemGenericAllocationHan
   return standin_leave(CUDA_SUCCESS);
 }
 
-CUresult standin_MemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle, CUmemAllocationHandleType type) {
+CUresult standin_MemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
+                                              CUmemAllocationHandleType type) {
   CUresult result = standin_enter("cuMemImportFromShareableHandle", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
   int fd = (int)(uintptr_t)handle;
@@ -189,7 +200,8 @@ static struct range **find_range(CUdeviceptr pointer, size_t bytes) {
   return link;
 }
 
-CUresult standin_MemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags) {
+CUresult standin_MemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted,
+                                   unsigned long long flags) {
   CUresult result = standin_enter("cuMemAddressReserve", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
   if (bytes % STEP != 0 || alignment != 0 || wanted != 0 || flags != 0) return standin_leave(CUDA_ERROR_INVALID_VALUE);
@@ -220,7 +232,8 @@ CUresult standin_MemAddressFree(CUdeviceptr pointer, size_t bytes) {
 }
 
 /* Nobody may touch it before cuMemSetAccess. */
-CUresult standin_MemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+CUresult standin_MemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                        unsigned long long flags) {
   CUresult result = standin_enter("cuMemMap", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
   struct chunk *chunk = find_chunk(handle);
@@ -260,7 +273,7 @@ CUresult standin_MemUnmap(CUdeviceptr pointer, size_t bytes) {
   return standin_leave(CUDA_SUCCESS);
 }
 
-/* ---- Timeline semaphores ----------------------------------------------------------------------------------------- */
+/* ---- Timeline semaphores --------------------------------------------------------------------------------------- */
 
 void standin_semaphore_release(struct semaphore *semaphore) {
   if (--semaphore->references > 0) return;
@@ -282,7 +295,8 @@ CUresult standin_ImportExternalSemaphore(CUexternalSemaphore *out, const CUDA_EX
   CUresult result = standin_enter("cuImportExternalSemaphore", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
   if (desc->type != CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD || desc->flags != 0)
-    return standin_leave(standin_misuse(CUDA_ERROR_NOT_SUPPORTED, "handles of type %d are not played", (int)desc->type));
+    return standin_leave(
+      standin_misuse(CUDA_ERROR_NOT_SUPPORTED, "handles of type %d are not played", (int)desc->type));
   if (!is_memory(desc->handle.fd, sizeof(uint64_t))) return standin_leave(CUDA_ERROR_INVALID_VALUE);
   struct semaphore *semaphore = calloc(1, sizeof *semaphore);
   if (!semaphore || !(semaphore->value = map_fd(desc->handle.fd, sizeof *semaphore->value))) {
@@ -307,7 +321,8 @@ CUresult standin_DestroyExternalSemaphore(CUexternalSemaphore handle) {
   return standin_leave(CUDA_SUCCESS);
 }
 
-static CUresult submit(const CUexternalSemaphore *handles, uint64_t value, unsigned count, CUstream stream_handle, int kind) {
+static CUresult submit(const CUexternalSemaphore *handles, uint64_t value, unsigned count, CUstream stream_handle,
+                       int kind) {
   struct stream *stream = standin_stream(stream_handle);
   struct semaphore *semaphore = count == 1 ? standin_find(LIVE_SEMAPHORES, handles[0]) : NULL;
   if (!stream || !semaphore) return CUDA_ERROR_INVALID_HANDLE;
@@ -319,15 +334,17 @@ static CUresult submit(const CUexternalSemaphore *handles, uint64_t value, unsig
   return standin_enqueue(stream, &task);
 }
 
-CUresult standin_WaitExternalSemaphoresAsync(const CUexternalSemaphore *handles, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *params,
-                                             unsigned int count, CUstream stream) {
+CUresult standin_WaitExternalSemaphoresAsync(const CUexternalSemaphore *handles,
+                                             const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *params, unsigned int count,
+                                             CUstream stream) {
   CUresult result = standin_enter("cuWaitExternalSemaphoresAsync", 0);
   if (result != CUDA_SUCCESS) return result;
   return standin_leave(submit(handles, params->params.fence.value, count, stream, TASK_AWAIT));
 }
 
-CUresult standin_SignalExternalSemaphoresAsync(const CUexternalSemaphore *handles, const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *params,
-                                               unsigned int count, CUstream stream) {
+CUresult standin_SignalExternalSemaphoresAsync(const CUexternalSemaphore *handles,
+                                               const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *params, unsigned int count,
+                                               CUstream stream) {
   CUresult result = standin_enter("cuSignalExternalSemaphoresAsync", 0);
   if (result != CUDA_SUCCESS) return result;
   return standin_leave(submit(handles, params->params.fence.value, count, stream, TASK_SIGNAL));

@@ -15,61 +15,77 @@ _Thread_local struct thread standin_thread;
 int64_t standin_live[LIVE_COUNT];
 
 const char *const standin_live_names[LIVE_COUNT] = {
-  [LIVE_CONTEXTS] = "contexts", [LIVE_MODULES] = "modules",   [LIVE_FUNCTIONS] = "functions",     [LIVE_STREAMS] = "streams",
-  [LIVE_EVENTS] = "events",     [LIVE_POOLS] = "pools",       [LIVE_GRAPHS] = "graphs",           [LIVE_EXECS] = "execs",
-  [LIVE_HOST] = "host",         [LIVE_CAPTURES] = "captures", [LIVE_ALLOCATIONS] = "allocations", [LIVE_PUSHED] = "pushed",
-  [LIVE_MODES] = "modes",       [LIVE_EXTERNALS] = "externals", [LIVE_CHUNKS] = "chunks",         [LIVE_SEMAPHORES] = "semaphores",
-  [LIVE_RANGES] = "ranges",     [LIVE_MAPPED] = "mapped",
+  [LIVE_CONTEXTS] = "contexts",
+  [LIVE_MODULES] = "modules",
+  [LIVE_FUNCTIONS] = "functions",
+  [LIVE_STREAMS] = "streams",
+  [LIVE_EVENTS] = "events",
+  [LIVE_POOLS] = "pools",
+  [LIVE_GRAPHS] = "graphs",
+  [LIVE_EXECS] = "execs",
+  [LIVE_HOST] = "host",
+  [LIVE_CAPTURES] = "captures",
+  [LIVE_ALLOCATIONS] = "allocations",
+  [LIVE_PUSHED] = "pushed",
+  [LIVE_MODES] = "modes",
+  [LIVE_EXTERNALS] = "externals",
+  [LIVE_CHUNKS] = "chunks",
+  [LIVE_SEMAPHORES] = "semaphores",
+  [LIVE_RANGES] = "ranges",
+  [LIVE_MAPPED] = "mapped",
 };
 
 static int64_t calls, misuses, fired;
 static char last_misuse[256], last_failed[48];
 static pid_t owner;
 
-/* ---- Results ----------------------------------------------------------------------------------------------------- */
+/* ---- Results --------------------------------------------------------------------------------------------------- */
 
 /* X(name, text) */
-#define RESULT_LIST(X)                                                              \
-  X(CUDA_SUCCESS, "no error")                                                       \
-  X(CUDA_ERROR_INVALID_VALUE, "invalid argument")                                   \
-  X(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")                                      \
-  X(CUDA_ERROR_NOT_INITIALIZED, "initialization error")                             \
-  X(CUDA_ERROR_DEINITIALIZED, "driver shutting down")                               \
-  X(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected")                     \
-  X(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal")                            \
-  X(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid")                     \
-  X(CUDA_ERROR_INVALID_CONTEXT, "invalid device context")                           \
-  X(CUDA_ERROR_NO_BINARY_FOR_GPU, "no kernel image is available for execution on the device") \
-  X(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered")            \
-  X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle")                           \
-  X(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state") \
-  X(CUDA_ERROR_NOT_FOUND, "named symbol not found")                                 \
-  X(CUDA_ERROR_NOT_READY, "device not ready")                                       \
-  X(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered")         \
-  X(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "too many resources requested for launch")  \
-  X(CUDA_ERROR_LAUNCH_TIMEOUT, "the launch timed out and was terminated")           \
-  X(CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed")                        \
-  X(CUDA_ERROR_ASSERT, "device-side assert triggered")                              \
-  X(CUDA_ERROR_HARDWARE_STACK_ERROR, "hardware stack error")                        \
-  X(CUDA_ERROR_ILLEGAL_INSTRUCTION, "an illegal instruction was encountered")       \
-  X(CUDA_ERROR_MISALIGNED_ADDRESS, "misaligned address")                            \
-  X(CUDA_ERROR_INVALID_ADDRESS_SPACE, "operation not supported on global/shared address space") \
-  X(CUDA_ERROR_INVALID_PC, "invalid program counter")                               \
-  X(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure")                         \
-  X(CUDA_ERROR_NOT_PERMITTED, "operation not permitted")                            \
-  X(CUDA_ERROR_NOT_SUPPORTED, "operation not supported")                            \
-  X(CUDA_ERROR_SYSTEM_NOT_READY, "system not yet initialized")                      \
+#define RESULT_LIST(X)                                                                                    \
+  X(CUDA_SUCCESS, "no error")                                                                             \
+  X(CUDA_ERROR_INVALID_VALUE, "invalid argument")                                                         \
+  X(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")                                                            \
+  X(CUDA_ERROR_NOT_INITIALIZED, "initialization error")                                                   \
+  X(CUDA_ERROR_DEINITIALIZED, "driver shutting down")                                                     \
+  X(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected")                                           \
+  X(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal")                                                  \
+  X(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid")                                           \
+  X(CUDA_ERROR_INVALID_CONTEXT, "invalid device context")                                                 \
+  X(CUDA_ERROR_NO_BINARY_FOR_GPU, "no kernel image is available for execution on the device")             \
+  X(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered")                                  \
+  X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle")                                                 \
+  X(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state")                   \
+  X(CUDA_ERROR_NOT_FOUND, "named symbol not found")                                                       \
+  X(CUDA_ERROR_NOT_READY, "device not ready")                                                             \
+  X(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered")                               \
+  X(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "too many resources requested for launch")                        \
+  X(CUDA_ERROR_LAUNCH_TIMEOUT, "the launch timed out and was terminated")                                 \
+  X(CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed")                                              \
+  X(CUDA_ERROR_ASSERT, "device-side assert triggered")                                                    \
+  X(CUDA_ERROR_HARDWARE_STACK_ERROR, "hardware stack error")                                              \
+  X(CUDA_ERROR_ILLEGAL_INSTRUCTION, "an illegal instruction was encountered")                             \
+  X(CUDA_ERROR_MISALIGNED_ADDRESS, "misaligned address")                                                  \
+  X(CUDA_ERROR_INVALID_ADDRESS_SPACE, "operation not supported on global/shared address space")           \
+  X(CUDA_ERROR_INVALID_PC, "invalid program counter")                                                     \
+  X(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure")                                               \
+  X(CUDA_ERROR_NOT_PERMITTED, "operation not permitted")                                                  \
+  X(CUDA_ERROR_NOT_SUPPORTED, "operation not supported")                                                  \
+  X(CUDA_ERROR_SYSTEM_NOT_READY, "system not yet initialized")                                            \
   X(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "system has unsupported display driver / cuda driver combination") \
-  X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing") \
-  X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture") \
-  X(CUDA_ERROR_STREAM_CAPTURE_MERGE, "operation would result in a merge of separate capture sequences") \
-  X(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began") \
-  X(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work")       \
-  X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream") \
-  X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "operation would make the legacy stream depend on a capturing blocking stream") \
+  X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing")            \
+  X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture")     \
+  X(CUDA_ERROR_STREAM_CAPTURE_MERGE, "operation would result in a merge of separate capture sequences")   \
+  X(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began")          \
+  X(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work")                             \
+  X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream")       \
+  X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,                                                                   \
+    "operation would make the legacy stream depend on a capturing blocking stream")                       \
   X(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream") \
-  X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "attempt to terminate a thread-local capture sequence from another thread") \
-  X(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "the graph update was not performed because it included changes which violated constraints") \
+  X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,                                                               \
+    "attempt to terminate a thread-local capture sequence from another thread")                           \
+  X(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,                                                                 \
+    "the graph update was not performed because it included changes which violated constraints")          \
   X(CUDA_ERROR_UNKNOWN, "unknown error")
 
 static const struct {
@@ -125,7 +141,7 @@ int64_t standin_number(const char *variable, int64_t otherwise) {
   return text && *text ? strtoll(text, NULL, 10) : otherwise;
 }
 
-/* ---- Rules ------------------------------------------------------------------------------------------------------- */
+/* ---- Rules ----------------------------------------------------------------------------------------------------- */
 
 static struct rule {
   char name[48];
@@ -173,7 +189,7 @@ CUresult standin_injected(const char *name, bool is_call) {
   return result;
 }
 
-/* ---- The log ----------------------------------------------------------------------------------------------------- */
+/* ---- The log --------------------------------------------------------------------------------------------------- */
 
 static void write_log(const char *kind, const char *text) {
   const char *name = getenv("NIB_STANDIN_LOG");
@@ -226,24 +242,27 @@ __attribute__((destructor)) static void end(void) {
     snprintf(text, sizeof text, "%lld %s", (long long)standin_live[i], standin_live_names[i]);
     if (standin_live[i] != 0) write_log("leak", text);
   }
-  snprintf(text, sizeof text, "%lld calls, %lld made to fail, %lld misuses", (long long)calls, (long long)fired, (long long)misuses);
+  snprintf(text, sizeof text, "%lld calls, %lld made to fail, %lld misuses", (long long)calls, (long long)fired,
+           (long long)misuses);
   write_log("end", text);
   pthread_mutex_unlock(&standin_lock);
 }
 
-/* ---- Around every call ------------------------------------------------------------------------------------------- */
+/* ---- Around every call ----------------------------------------------------------------------------------------- */
 
 static bool initialised;
 
 CUresult standin_enter(const char *name, unsigned flags) {
   struct thread *thread = &standin_thread;
   thread->call = name;
-  /* As with the driver, a child of fork can use nothing. The lock may be held by a thread that the child does not have. */
+  /* As with the driver, a child of fork can use nothing. The lock may be held by a thread that the child does not
+   * have. */
   if (standin_is_forked()) {
     if (!(flags & CALL_FREE_STANDING)) standin_misuse(CUDA_SUCCESS, "called in a child process after fork");
     return CUDA_ERROR_NOT_INITIALIZED;
   }
-  if (thread->in_host_function) return standin_misuse(CUDA_ERROR_NOT_PERMITTED, "called by a host function of a stream");
+  if (thread->in_host_function)
+    return standin_misuse(CUDA_ERROR_NOT_PERMITTED, "called by a host function of a stream");
   pthread_mutex_lock(&standin_lock);
   standin_sweep();
   calls++;
@@ -257,14 +276,10 @@ CUresult standin_enter(const char *name, unsigned flags) {
   }
   if (result == CUDA_SUCCESS && !(flags & CALL_FREE_STANDING)) {
     bool bound = !(flags & CALL_NO_CONTEXT);
-    if (!initialised)
-      result = standin_misuse(CUDA_ERROR_NOT_INITIALIZED, "called before cuInit");
-    else if (bound && !context)
-      result = standin_misuse(CUDA_ERROR_INVALID_CONTEXT, "called without a current context");
-    else if (bound && context->lost != CUDA_SUCCESS && (flags & CALL_RELEASES))
-      thread->forced = context->lost;
-    else if (bound && context->lost != CUDA_SUCCESS)
-      result = context->lost;
+    if (!initialised) result = standin_misuse(CUDA_ERROR_NOT_INITIALIZED, "called before cuInit");
+    else if (bound && !context) result = standin_misuse(CUDA_ERROR_INVALID_CONTEXT, "called without a current context");
+    else if (bound && context->lost != CUDA_SUCCESS && (flags & CALL_RELEASES)) thread->forced = context->lost;
+    else if (bound && context->lost != CUDA_SUCCESS) result = context->lost;
     if (result == CUDA_SUCCESS && (flags & CALL_UNSAFE)) result = standin_check_unsafe();
   }
   if (result != CUDA_SUCCESS) pthread_mutex_unlock(&standin_lock);
@@ -279,7 +294,7 @@ CUresult standin_leave(CUresult result) {
   return result;
 }
 
-/* ---- For the program --------------------------------------------------------------------------------------------- */
+/* ---- For the program ------------------------------------------------------------------------------------------- */
 
 static int64_t read_counter(const int64_t *counter) {
   pthread_mutex_lock(&standin_lock);
@@ -296,10 +311,8 @@ const char *nib_standin_misuse(void) { return last_misuse; }
 
 void nib_standin_fail(const char *name, int64_t count, int result) {
   pthread_mutex_lock(&standin_lock);
-  if (name)
-    add_rule(name, count < 0 ? -count : count, count < 0, (CUresult)result);
-  else
-    rule_count = 0;
+  if (name) add_rule(name, count < 0 ? -count : count, count < 0, (CUresult)result);
+  else rule_count = 0;
   pthread_mutex_unlock(&standin_lock);
 }
 

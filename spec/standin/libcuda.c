@@ -8,7 +8,7 @@
 
 #define MAX_GPUS 16
 
-/* ---- Finding entries --------------------------------------------------------------------------------------------- */
+/* ---- Finding entries ------------------------------------------------------------------------------------------- */
 
 STANDIN_EXPORT CUresult cuDriverGetVersion(int *version) { return standin_DriverGetVersion(version); }
 
@@ -20,9 +20,7 @@ STANDIN_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function,
     void *function;
   } entries[] = {
 #define X(name, signature) { "cu" #name, signature, (void *)standin_##name },
-    NIB_DRIVER_LIST(X)
-    NIB_DRIVER_OPTIONAL_LIST(X)
-    STANDIN_HOST_LIST(X)
+    NIB_DRIVER_LIST(X) NIB_DRIVER_OPTIONAL_LIST(X) STANDIN_HOST_LIST(X)
 #undef X
   };
   const char *missing = getenv("NIB_STANDIN_MISSING");
@@ -40,7 +38,7 @@ STANDIN_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function,
   return CUDA_ERROR_NOT_FOUND;
 }
 
-/* ---- Handles ----------------------------------------------------------------------------------------------------- */
+/* ---- Handles --------------------------------------------------------------------------------------------------- */
 
 #define BUCKETS 1024
 static struct object *table[BUCKETS];
@@ -73,7 +71,9 @@ void *standin_lookup(enum live kind, const void *handle) {
 void *standin_find(enum live kind, const void *handle) {
   uint64_t id = id_of(handle);
   void *object = standin_lookup(kind, handle);
-  if (!object) standin_misuse(CUDA_SUCCESS, "%p is no handle%s", handle, id > 0 && id <= last_id ? " of this kind, or no longer" : "");
+  if (!object)
+    standin_misuse(CUDA_SUCCESS, "%p is no handle%s", handle,
+                   id > 0 && id <= last_id ? " of this kind, or no longer" : "");
   return object;
 }
 
@@ -85,12 +85,14 @@ int64_t standin_count_of(const struct context *context, enum live kind) {
   return count;
 }
 
-/* ---- GPUs -------------------------------------------------------------------------------------------------------- */
+/* ---- GPUs ------------------------------------------------------------------------------------------------------ */
 
 static int visible[MAX_GPUS], visible_count;
 static struct context contexts[MAX_GPUS];
 
-static void write_uuid(int gpu, char *text, size_t size) { snprintf(text, size, "GPU-6e696262-6c65-4000-8000-%012d", gpu); }
+static void write_uuid(int gpu, char *text, size_t size) {
+  snprintf(text, size, "GPU-6e696262-6c65-4000-8000-%012d", gpu);
+}
 
 /* As CUDA_VISIBLE_DEVICES says: numbers and beginnings of UUIDs, up to the first that is neither. */
 static void find_visible(void) {
@@ -214,7 +216,7 @@ CUresult standin_DeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
   return standin_leave(result == CUDA_SUCCESS ? check_device(peer) : result);
 }
 
-/* ---- Contexts ---------------------------------------------------------------------------------------------------- */
+/* ---- Contexts -------------------------------------------------------------------------------------------------- */
 
 void standin_lose(struct context *context, CUresult result) {
   if (context->lost == CUDA_SUCCESS) context->lost = result;
@@ -323,7 +325,7 @@ CUresult standin_CtxPopCurrent(CUcontext *out) {
   return standin_leave(CUDA_SUCCESS);
 }
 
-/* ---- Modules and functions --------------------------------------------------------------------------------------- */
+/* ---- Modules and functions ------------------------------------------------------------------------------------- */
 
 static const struct kernel kernels[] = {
 #define X(symbol, name) { #name, nib_cpu_##name, sizeof(struct nib_##name##_params) },
@@ -353,7 +355,8 @@ struct module {
   struct function *functions;
 };
 
-CUresult standin_ModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUjit_option *options, void **values) {
+CUresult standin_ModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUjit_option *options,
+                                  void **values) {
   static const unsigned char fatbin[] = { 0x50, 0xED, 0x55, 0xBA }, elf[] = { 0x7F, 'E', 'L', 'F' };
   CUresult result = standin_enter("cuModuleLoadDataEx", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
@@ -443,7 +446,8 @@ CUresult standin_FuncSetAttribute(CUfunction handle, CUfunction_attribute attrib
   struct function *function = standin_find(LIVE_FUNCTIONS, handle);
   if (!function) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
-    if (value < 0 || value > (227 << 10) - static_shared()) return standin_leave(CUDA_ERROR_INVALID_VALUE); /* no misuse: how to ask */
+    if (value < 0 || value > (227 << 10) - static_shared())
+      return standin_leave(CUDA_ERROR_INVALID_VALUE); /* no misuse: how to ask */
     function->shared_bytes = value;
   }
   return standin_leave(CUDA_SUCCESS);
@@ -460,15 +464,17 @@ static const void *param_buffer(void **extra, size_t *bytes) {
   return data;
 }
 
-CUresult standin_LaunchKernel(CUfunction handle, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
-                              unsigned int bz, unsigned int shared, CUstream stream_handle, void **params, void **extra) {
+CUresult standin_LaunchKernel(CUfunction handle, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+                              unsigned int by, unsigned int bz, unsigned int shared, CUstream stream_handle,
+                              void **params, void **extra) {
   CUresult result = standin_enter("cuLaunchKernel", 0);
   if (result != CUDA_SUCCESS) return result;
   struct function *function = standin_find(LIVE_FUNCTIONS, handle);
   struct stream *stream = standin_stream(stream_handle);
   if (!function || !stream) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   if (function->object.context != stream->object.context || stream->object.context != standin_current())
-    return standin_leave(standin_misuse(CUDA_ERROR_INVALID_HANDLE, "function, stream and current context do not belong together"));
+    return standin_leave(
+      standin_misuse(CUDA_ERROR_INVALID_HANDLE, "function, stream and current context do not belong together"));
   size_t bytes;
   const void *data = param_buffer(extra, &bytes);
   if (params && !extra) { /* one struct by value */
@@ -479,9 +485,10 @@ CUresult standin_LaunchKernel(CUfunction handle, unsigned int gx, unsigned int g
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes of parameters, not %zu",
                                         function->kernel->name, bytes, function->kernel->bytes));
   uint64_t threads = (uint64_t)bx * by * bz;
-  if (gx == 0 || gy == 0 || gz == 0 || threads == 0 || threads > 1024 || bx > 1024 || by > 1024 || bz > 64 || gx > 0x7FFFFFFF || gy > 65535 || gz > 65535 ||
-      shared > (unsigned)dynamic_shared(function))
-    return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%s: grid {%u, %u, %u}, block {%u, %u, %u}, %u bytes shared",
+  if (gx == 0 || gy == 0 || gz == 0 || threads == 0 || threads > 1024 || bx > 1024 || by > 1024 || bz > 64 ||
+      gx > 0x7FFFFFFF || gy > 65535 || gz > 65535 || shared > (unsigned)dynamic_shared(function))
+    return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE,
+                                        "%s: grid {%u, %u, %u}, block {%u, %u, %u}, %u bytes shared",
                                         function->kernel->name, gx, gy, gz, bx, by, bz, shared));
   struct op op = { .kind = OP_KERNEL, .kernel = function->kernel, .bytes = bytes, .data = malloc(bytes) };
   if (!op.data) return standin_leave(CUDA_ERROR_OUT_OF_MEMORY);

@@ -1,4 +1,5 @@
-/* The Lua module `standin`: the stand-in's own functions, for specs. require fails when no stand-in is loaded in the process. */
+/* The Lua module `standin`: the stand-in's own functions, for specs. require fails when no stand-in is loaded in the
+ * process. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
@@ -16,7 +17,8 @@ static void *find(lua_State *L, const char *name) {
   return function;
 }
 
-/* fail(name, count, result): the count-th call of name returns result; a negative count: all from there on. fail(): no more. */
+/* fail(name, count, result): the count-th call of name returns result; a negative count: all from there on. fail(): no
+ * more. */
 static int l_fail(lua_State *L) {
   void (*fail)(const char *, int64_t, int);
   *(void **)&fail = find(L, "nib_standin_fail");
@@ -57,7 +59,7 @@ __attribute__((visibility("default"))) int luaopen_standin(lua_State *L) {
 #define X(name) { #name, l_##name },
     NAMES(X)
 #undef X
-    { NULL, NULL },
+      { NULL, NULL },
   };
   luaL_newlib(L, functions);
   return 1;

@@ -1,5 +1,5 @@
-/* Pools, blocks of memory and copies. Device memory is host memory with guards around it; a block that is freed is poisoned and
- * stays in quarantine for a while, so that work which still uses it is found out. */
+/* Pools, blocks of memory and copies. Device memory is host memory with guards around it; a block that is freed is
+ * poisoned and stays in quarantine for a while, so that work which still uses it is found out. */
 #define _DEFAULT_SOURCE
 #include "standin.h"
 
@@ -7,14 +7,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define ALIGNMENT 256 /* no more than the driver promises */
-#define GUARD 256
-#define GUARD_BYTE 0xFB
-#define FRESH_BYTE 0xCD
-#define FREED_BYTE 0xDD
-#define EDGE ((size_t)64 << 10)              /* of large blocks only the ends are filled: the middle is often never touched */
-#define MAPPED ((size_t)64 << 10)            /* larger blocks are mapped, and given back to the system when they are freed */
-#define QUARANTINE_BYTES ((size_t)2 << 20)
+#define ALIGNMENT         256 /* no more than the driver promises */
+#define GUARD             256
+#define GUARD_BYTE        0xFB
+#define FRESH_BYTE        0xCD
+#define FREED_BYTE        0xDD
+#define EDGE              ((size_t)64 << 10) /* of large blocks only the ends are filled: the middle is often never touched */
+#define MAPPED            ((size_t)64 << 10) /* larger blocks are mapped, and given back to the system when they are freed */
+#define QUARANTINE_BYTES  ((size_t)2 << 20)
 #define QUARANTINE_BLOCKS 128
 
 struct pool {
@@ -32,17 +32,15 @@ static struct block *oldest, *newest; /* quarantine */
 static size_t quarantine_bytes, quarantine_blocks;
 static size_t device_bytes; /* held on all GPUs, without the quarantine */
 
-/* ---- Blocks ------------------------------------------------------------------------------------------------------ */
+/* ---- Blocks ---------------------------------------------------------------------------------------------------- */
 
 /* The place of the first block behind the address. */
 static size_t upper_bound(const char *address) {
   size_t low = 0, high = block_count;
   while (low < high) {
     size_t middle = (low + high) / 2;
-    if (blocks[middle]->data <= address)
-      low = middle + 1;
-    else
-      high = middle;
+    if (blocks[middle]->data <= address) low = middle + 1;
+    else high = middle;
   }
   return low;
 }
@@ -53,7 +51,9 @@ static struct block *block_at(const void *address) {
   return block && (const char *)address < block->data + (block->bytes ? block->bytes : 1) ? block : NULL;
 }
 
-struct block *standin_block_at(const void *address) { return block_at(address); }
+struct block *standin_block_at(const void *address) {
+  return block_at(address);
+}
 
 static void *base_new(size_t size) {
   void *base = NULL;
@@ -63,10 +63,8 @@ static void *base_new(size_t size) {
 }
 
 static void base_free(void *base, size_t size) {
-  if (size < MAPPED)
-    free(base);
-  else
-    munmap(base, size);
+  if (size < MAPPED) free(base);
+  else munmap(base, size);
 }
 
 static bool reserve_entry(void) {
@@ -118,8 +116,8 @@ static void check_guards(const struct block *block) {
   const unsigned char *before = block->base, *after = (const unsigned char *)block->data + block->bytes;
   for (size_t i = 0; i < GUARD; i++)
     if (before[i] != GUARD_BYTE || after[i] != GUARD_BYTE) {
-      standin_misuse(CUDA_SUCCESS, "bytes %s a block of %zu bytes were written", before[i] != GUARD_BYTE ? "before" : "behind",
-                     block->bytes);
+      standin_misuse(CUDA_SUCCESS, "bytes %s a block of %zu bytes were written",
+                     before[i] != GUARD_BYTE ? "before" : "behind", block->bytes);
       return;
     }
 }
@@ -179,10 +177,8 @@ void standin_block_free(struct block *block) {
   block->state = BLOCK_FREED;
   device_bytes -= block->bytes;
   standin_live[LIVE_ALLOCATIONS]--;
-  if (newest)
-    newest->next = block;
-  else
-    oldest = block;
+  if (newest) newest->next = block;
+  else oldest = block;
   newest = block;
   quarantine_bytes += block->bytes;
   quarantine_blocks++;
@@ -194,12 +190,12 @@ void standin_check_words(const char *who, const void *words, size_t bytes) {
     memcpy(&address, (const char *)words + at, sizeof address);
     struct block *block = block_at(address);
     if (block && block->state == BLOCK_FREED)
-      standin_misuse(CUDA_SUCCESS, "%s uses memory that is free: byte %td of a block of %zu", who, (char *)address - block->data,
-                     block->bytes);
+      standin_misuse(CUDA_SUCCESS, "%s uses memory that is free: byte %td of a block of %zu", who,
+                     (char *)address - block->data, block->bytes);
   }
 }
 
-/* ---- Pools ------------------------------------------------------------------------------------------------------- */
+/* ---- Pools ----------------------------------------------------------------------------------------------------- */
 
 CUresult standin_MemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
   CUresult result = standin_enter("cuMemPoolCreate", CALL_UNSAFE);
@@ -233,7 +229,8 @@ CUresult standin_MemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute at
   switch (attribute) {
   case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
   case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-  case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: /* memory is only reused after its free is done: legal with any value */
+  case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: /* memory is only reused after its free is done: legal with
+                                                             any value */
     if (*(int *)value != 0 && *(int *)value != 1) result = CUDA_ERROR_INVALID_VALUE;
     break;
   case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(cuuint64_t *)value; break;
@@ -248,8 +245,9 @@ CUresult standin_MemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *ac
   struct pool *pool = standin_find(LIVE_POOLS, handle);
   if (!pool) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   for (size_t i = 0; i < count; i++) {
-    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
-        access[i].location.id < 0 || access[i].location.id >= 16 || !standin_number("NIB_STANDIN_PEERS", 1))
+    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE || access[i].location.id < 0 ||
+        access[i].location.id >= 16 || !standin_number("NIB_STANDIN_PEERS", 1))
       return standin_leave(standin_misuse(CUDA_ERROR_INVALID_DEVICE, "no GPU that can reach the pool"));
     pool->peers |= 1u << access[i].location.id;
   }
@@ -265,7 +263,8 @@ CUresult standin_MemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   return standin_leave(CUDA_SUCCESS);
 }
 
-CUresult standin_MemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool_handle, CUstream stream_handle) {
+CUresult standin_MemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool_handle,
+                                       CUstream stream_handle) {
   CUresult result = standin_enter("cuMemAllocFromPoolAsync", CALL_UNSAFE);
   if (result != CUDA_SUCCESS) return result;
   struct pool *pool = standin_find(LIVE_POOLS, pool_handle);
@@ -315,7 +314,7 @@ CUresult standin_MemFreeAsync(CUdeviceptr address, CUstream stream_handle) {
   return standin_leave(result);
 }
 
-/* ---- Pinned host memory ------------------------------------------------------------------------------------------ */
+/* ---- Pinned host memory ---------------------------------------------------------------------------------------- */
 
 CUresult standin_MemHostAlloc(void **out, size_t bytes, unsigned int flags) {
   CUresult result = standin_enter("cuMemHostAlloc", CALL_UNSAFE);
@@ -335,7 +334,8 @@ CUresult standin_MemFreeHost(void *address) {
   struct block *block = block_at(address);
   if (!block || !block->host || block->data != address)
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "%p is no block of pinned memory", address));
-  if (standin_is_in_use(block->data, block->bytes)) standin_misuse(CUDA_SUCCESS, "work that is queued still uses the block");
+  if (standin_is_in_use(block->data, block->bytes))
+    standin_misuse(CUDA_SUCCESS, "work that is queued still uses the block");
   check_guards(block);
   standin_live[LIVE_HOST]--;
   block_delete(block);
@@ -352,7 +352,7 @@ CUresult standin_MemHostGetDevicePointer(CUdeviceptr *out, void *address, unsign
   return standin_leave(CUDA_SUCCESS);
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------------------------ */
+/* ---- Copies ---------------------------------------------------------------------------------------------------- */
 
 static bool is_inside(const struct block *block, const void *address, size_t bytes) {
   return block && bytes <= (size_t)(block->data + block->bytes - (const char *)address);
@@ -360,7 +360,8 @@ static bool is_inside(const struct block *block, const void *address, size_t byt
 
 static bool is_pinned(const void *address, size_t bytes) {
   struct block *block = block_at(address);
-  return block && block->host && is_inside(block, address, bytes) && (block->portable || block->context == standin_current());
+  return block && block->host && is_inside(block, address, bytes) &&
+         (block->portable || block->context == standin_current());
 }
 
 static CUresult check_range(CUdeviceptr address, size_t bytes) {
@@ -415,18 +416,20 @@ CUresult standin_MemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUs
   for (int i = 0; i < 2; i++) {
     struct block *block = block_at(ends[i]);
     if (is_pinned(ends[i], bytes)) continue;
-    if (!block || block->host) return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "pageable memory is not played here"));
+    if (!block || block->host)
+      return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "pageable memory is not played here"));
     result = check_range((CUdeviceptr)(uintptr_t)ends[i], bytes);
     if (result != CUDA_SUCCESS) return standin_leave(result);
     if (block->context != stream->object.context)
-      return standin_leave(standin_misuse(CUDA_ERROR_INVALID_VALUE, "the memory belongs to another context than the stream"));
+      return standin_leave(
+        standin_misuse(CUDA_ERROR_INVALID_VALUE, "the memory belongs to another context than the stream"));
   }
   struct op op = { .kind = OP_COPY, .to = ends[0], .from = ends[1], .bytes = bytes };
   return standin_leave(standin_submit(stream, &op));
 }
 
-CUresult standin_MemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
-                                 CUstream handle) {
+CUresult standin_MemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                                 size_t bytes, CUstream handle) {
   CUresult result = standin_enter("cuMemcpyPeerAsync", 0);
   if (result != CUDA_SUCCESS) return result;
   struct stream *stream = standin_stream(handle);
@@ -434,7 +437,8 @@ CUresult standin_MemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevicep
   if (!stream || !contexts[0] || !contexts[1]) return standin_leave(CUDA_ERROR_INVALID_HANDLE);
   if (stream->object.context != contexts[0] && stream->object.context != contexts[1])
     return standin_leave(standin_misuse(CUDA_ERROR_INVALID_HANDLE, "the stream belongs to neither context"));
-  if (stream->capture) return standin_leave(standin_misuse(standin_refuse_captured(stream), "a copy between GPUs is captured"));
+  if (stream->capture)
+    return standin_leave(standin_misuse(standin_refuse_captured(stream), "a copy between GPUs is captured"));
   CUdeviceptr ends[] = { to, from };
   for (int i = 0; i < 2; i++) {
     result = check_range(ends[i], bytes);

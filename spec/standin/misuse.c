@@ -1,5 +1,5 @@
-/* That the stand-in driver notices what it is there to notice: each step misuses it in one way, and looks whether it said so. Runs on
- * the stand-in alone. */
+/* That the stand-in driver notices what it is there to notice: each step misuses it in one way, and looks whether it
+ * said so. Runs on the stand-in alone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -31,9 +31,14 @@ static void expect(const char *words) {
 }
 
 static CUresult fill(CUfunction function, CUstream stream, CUdeviceptr at, int64_t count, size_t bytes, unsigned grid) {
-  struct nib_fill_params params = { .destination = (void *)(uintptr_t)at, .type = NIB_TYPE_UINT8, .ndim = 1, .size = { count },
-                                    .stride = { 1 }, .bits = 7 };
-  void *config[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, &params, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
+  struct nib_fill_params params = { .destination = (void *)(uintptr_t)at,
+                                    .type = NIB_TYPE_UINT8,
+                                    .ndim = 1,
+                                    .size = { count },
+                                    .stride = { 1 },
+                                    .bits = 7 };
+  void *config[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, &params, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                     CU_LAUNCH_PARAM_END };
   return cu.LaunchKernel(function, grid, 1, 1, 32, 1, 1, 0, stream, NULL, config);
 }
 
@@ -41,13 +46,17 @@ static CUresult fill(CUfunction function, CUstream stream, CUdeviceptr at, int64
 static void share(CUfunction function, CUstream stream) {
   int memory = memfd_create("memory", 0), counter = memfd_create("counter", 0);
   check(ftruncate(memory, 4096) == 0 && ftruncate(counter, 8) == 0, "memory files", "not made");
-  CUDA_EXTERNAL_MEMORY_HANDLE_DESC desc = { .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .handle = { .fd = memory }, .size = 4096 };
+  CUDA_EXTERNAL_MEMORY_HANDLE_DESC desc = { .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
+                                            .handle = { .fd = memory },
+                                            .size = 4096 };
   CUDA_EXTERNAL_MEMORY_BUFFER_DESC buffer = { .size = 4096 };
-  CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC semaphore_desc = { .type = CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
+  CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC semaphore_desc = { .type =
+                                                           CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD,
                                                          .handle = { .fd = dup(counter) } };
   CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS wait = { .params = { .fence = { .value = 1 } } };
   CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS signal = { .params = { .fence = { .value = 1 } } };
-  CUmemAllocationProp props = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+  CUmemAllocationProp props = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
   CUexternalMemory external;
   CUexternalSemaphore semaphore;
   CUmemGenericAllocationHandle chunk;
@@ -103,17 +112,20 @@ int main(void) {
   CUgraphExec exec;
   void *pinned;
   static const unsigned long long image[] = { 0xBA55ED50 };
-  CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+  CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                           .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
   check(nib_driver_open(&cu, reason, sizeof reason), "driver", reason);
   *(void **)&misuses = dlsym(cu.library, "nib_standin_misuses");
   *(void **)&misuse = dlsym(cu.library, "nib_standin_misuse");
   check(misuses && misuse, "driver", "not the stand-in");
 
   OK(cu.DevicePrimaryCtxRetain(&context, 0));
-  check(cu.StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CUDA_ERROR_INVALID_CONTEXT, "no context", "worked");
+  check(cu.StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CUDA_ERROR_INVALID_CONTEXT, "no context",
+        "worked");
   expect("without a current context");
   OK(cu.CtxPushCurrent(context));
-  check(cu.StreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0) == CUDA_ERROR_INVALID_VALUE, "blocking stream", "worked");
+  check(cu.StreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0) == CUDA_ERROR_INVALID_VALUE, "blocking stream",
+        "worked");
   expect("legacy stream");
   OK(cu.StreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
   OK(cu.StreamCreateWithPriority(&second, CU_STREAM_NON_BLOCKING, 0));
@@ -121,7 +133,8 @@ int main(void) {
   OK(cu.MemHostAlloc(&pinned, 64, 0));
   memset(pinned, 0, 64);
   OK(cu.ModuleLoadDataEx(&module, image, 0, NULL, NULL));
-  check(cu.ModuleGetFunction(&function, module, "nib_cuda_nothing") == CUDA_ERROR_NOT_FOUND, "an unknown function", "found");
+  check(cu.ModuleGetFunction(&function, module, "nib_cuda_nothing") == CUDA_ERROR_NOT_FOUND, "an unknown function",
+        "found");
   OK(cu.ModuleGetFunction(&function, module, "nib_cuda_fill_8"));
   OK(cu.EventCreate(&event, CU_EVENT_DEFAULT));
 
@@ -134,11 +147,13 @@ int main(void) {
   check(bytes[0] == 7 && bytes[63] == 7 && misuses() == before, "a fill", "did not work");
   check(fill(function, stream, block, 64, 8, 1) == CUDA_ERROR_INVALID_VALUE, "too few parameters", "taken");
   expect("bytes of parameters");
-  check(fill(function, stream, block, 64, sizeof(struct nib_fill_params), 0) == CUDA_ERROR_INVALID_VALUE, "an empty grid", "taken");
+  check(fill(function, stream, block, 64, sizeof(struct nib_fill_params), 0) == CUDA_ERROR_INVALID_VALUE,
+        "an empty grid", "taken");
   expect("grid {0, 1, 1}");
   check(cu.MemcpyHtoDAsync(block + 1, bytes, 64, stream) == CUDA_ERROR_INVALID_VALUE, "a copy past the end", "taken");
   expect("not all in one block");
-  check(cu.MemcpyAsync(block, (CUdeviceptr)(uintptr_t)bytes, 64, stream) == CUDA_ERROR_INVALID_VALUE, "a copy of a stack", "taken");
+  check(cu.MemcpyAsync(block, (CUdeviceptr)(uintptr_t)bytes, 64, stream) == CUDA_ERROR_INVALID_VALUE,
+        "a copy of a stack", "taken");
   expect("pageable memory");
   OK(fill(function, stream, block, 65, sizeof(struct nib_fill_params), 1));
   OK(cu.MemFreeAsync(block, stream));

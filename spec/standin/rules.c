@@ -1,8 +1,8 @@
-/* What a driver does with a stream that captures, told by the driver itself: each case makes one call while a capture is open,
- * and says what the call must return and whether the capture must survive it. The stand-in has to pass; the same program run on a
- * machine with a GPU says where the stand-in and the driver differ:
- *   cc -std=gnu11 -isystem /usr/local/cuda/include -o rules spec/standin/rules.c runtime/cuda/driver.c -ldl && ./rules
- * A line for each difference, and a last one that counts them; exit status 0: there is none, 1: there are some, 2: what every driver
+/* What a driver does with a stream that captures, told by the driver itself: each case makes one call while a capture
+ * is open, and says what the call must return and whether the capture must survive it. The stand-in has to pass; the
+ * same program run on a machine with a GPU says where the stand-in and the driver differ: cc -std=gnu11 -isystem
+ * /usr/local/cuda/include -o rules spec/standin/rules.c runtime/cuda/driver.c -ldl && ./rules A line for each
+ * difference, and a last one that counts them; exit status 0: there is none, 1: there are some, 2: what every driver
  * has to do failed, so that the rest was not tried. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
@@ -28,10 +28,10 @@ static void fail_hard(const char *what, CUresult result) {
   exit(2);
 }
 
-#define OK(call)                                                     \
-  do {                                                               \
-    CUresult result_ = (call);                                       \
-    if (result_ != CUDA_SUCCESS) fail_hard(#call, result_);          \
+#define OK(call)                                            \
+  do {                                                      \
+    CUresult result_ = (call);                              \
+    if (result_ != CUDA_SUCCESS) fail_hard(#call, result_); \
   } while (0)
 
 static void differ(const char *mode, const char *name, const char *what, CUresult expected, CUresult got) {
@@ -58,7 +58,7 @@ static CUgraph captured(int nodes) {
   return result;
 }
 
-/* ---- The calls --------------------------------------------------------------------------------------------------- */
+/* ---- The calls ------------------------------------------------------------------------------------------------- */
 
 static CUdeviceptr fresh;
 static CUresult allocate(void) { return cu.MemAllocFromPoolAsync(&fresh, 256, pool, other); }
@@ -87,7 +87,9 @@ static CUresult context_own(void) {
   CUcontext context;
   return cu.StreamGetCtx(s, &context);
 }
-static CUresult print_graph(void) { return cu.GraphDebugDotPrint(graph, "/dev/null", CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE); }
+static CUresult print_graph(void) {
+  return cu.GraphDebugDotPrint(graph, "/dev/null", CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE);
+}
 static CUresult instantiate(void) { return cu.GraphInstantiateWithFlags(&exec, graph, 0); }
 static CUresult update(void) {
   CUgraphExecUpdateResultInfo info;
@@ -135,19 +137,19 @@ static CUresult legacy_event(void) { return cu.EventRecord(late, s); }
 
 enum { NEEDS_BLOCK = 1, NEEDS_HOST = 2, NEEDS_EXEC = 4, NEEDS_STREAM = 8, NEEDS_EVENT = 16 };
 
-#define FINE CUDA_SUCCESS, CUDA_SUCCESS
-#define REFUSED CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-#define CAPTURED CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-#define ISOLATED CUDA_ERROR_STREAM_CAPTURE_ISOLATION, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+#define FINE      CUDA_SUCCESS, CUDA_SUCCESS
+#define REFUSED   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+#define CAPTURED  CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+#define ISOLATED  CUDA_ERROR_STREAM_CAPTURE_ISOLATION, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 #define UNMATCHED CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-#define UNJOINED CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-#define ILLEGAL CUDA_ERROR_ILLEGAL_STATE, CUDA_SUCCESS
+#define UNJOINED  CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+#define ILLEGAL   CUDA_ERROR_ILLEGAL_STATE, CUDA_SUCCESS
 
 static const struct {
   const char *name;
   CUresult (*call)(void);
-  int needs, leaves; /* what exists before; what exists after it if it works */
-  CUresult strict, end;   /* in a thread-local capture: the call's result and the capture's */
+  int needs, leaves;             /* what exists before; what exists after it if it works */
+  CUresult strict, end;          /* in a thread-local capture: the call's result and the capture's */
   CUresult relaxed, relaxed_end; /* the same after the thread's mode was exchanged for the relaxed one */
 } cases[] = {
   { "cuMemAllocFromPoolAsync, another stream", allocate, 0, NEEDS_BLOCK, REFUSED, FINE },
@@ -174,8 +176,8 @@ static const struct {
   { "cuGraphDebugDotPrint", print_graph, 0, 0, FINE, FINE },
   { "cuGraphInstantiateWithFlags", instantiate, 0, NEEDS_EXEC, REFUSED, FINE },
   { "cuGraphExecUpdate", update, NEEDS_EXEC, NEEDS_EXEC, FINE, FINE },
-  { "cuGraphExecUpdate, another topology", update_topology, NEEDS_EXEC, NEEDS_EXEC, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
-    CUDA_SUCCESS, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_SUCCESS },
+  { "cuGraphExecUpdate, another topology", update_topology, NEEDS_EXEC, NEEDS_EXEC,
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_SUCCESS, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_SUCCESS },
   { "cuGraphUpload, another stream", upload, NEEDS_EXEC, NEEDS_EXEC, FINE, FINE },
   { "cuGraphLaunch, another stream", launch_outside, NEEDS_EXEC, NEEDS_EXEC, FINE, FINE },
   { "cuGraphExecDestroy", destroy_exec, NEEDS_EXEC, 0, REFUSED, FINE },
@@ -238,7 +240,8 @@ int main(void) {
     fprintf(stderr, "%s\n", reason);
     return 2;
   }
-  CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
+  CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                           .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE } };
   OK(cu.DevicePrimaryCtxRetain(&context, 0));
   OK(cu.CtxPushCurrent(context));
   OK(cu.MemPoolCreate(&pool, &props));
@@ -278,6 +281,7 @@ int main(void) {
   OK(cu.MemPoolDestroy(pool));
   OK(cu.CtxPopCurrent(&popped));
   OK(cu.DevicePrimaryCtxRelease(0));
-  printf("%d rules tried on a driver for CUDA %d.%d: %d differences\n", rules, cu.version / 1000, cu.version % 1000 / 10, differences);
+  printf("%d rules tried on a driver for CUDA %d.%d: %d differences\n", rules, cu.version / 1000,
+         cu.version % 1000 / 10, differences);
   return differences > 0;
 }

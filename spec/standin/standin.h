@@ -1,6 +1,7 @@
-/* A stand-in for the CUDA driver: a shared library libcuda.so.1 that plays a small GPU behind the driver's interface, on a machine
- * that has none. Device memory is host memory, a stream is a thread, a launch runs the CPU kernel of the function's name. Captures,
- * pools, contexts and handles keep the driver's rules, and what no program may do is refused and counted as a misuse.
+/* A stand-in for the CUDA driver: a shared library libcuda.so.1 that plays a small GPU behind the driver's interface,
+ * on a machine that has none. Device memory is host memory, a stream is a thread, a launch runs the CPU kernel of the
+ * function's name. Captures, pools, contexts and handles keep the driver's rules, and what no program may do is refused
+ * and counted as a misuse.
  *
  * Environment:
  *   NIB_STANDIN_DEVICES=1       number of GPUs (CUDA_VISIBLE_DEVICES chooses among them as usual)
@@ -13,11 +14,11 @@
  *   NIB_STANDIN_MISSING=cuX     an entry that this driver lacks
  *   NIB_STANDIN_MEMORY=BYTES    memory of each GPU (8 GiB)
  *   NIB_STANDIN_JITTER=MICROSECONDS  streams rest for up to as long before each task, so that a missing wait shows
- *   NIB_STANDIN_FAIL=RULES      NAME:COUNT:RESULT, separated by commas: the COUNT-th call of NAME returns RESULT (a number or
- *                               CUDA_ERROR_...). NAME *: of any call, but for queries, whose number depends on time; NAME kernel: the
- *                               COUNT-th kernel that runs breaks its context with RESULT. COUNT+: all calls from there on.
- *   NIB_STANDIN_LOG=FILE        a file that gets a line "PID misuse: ..." when one happens, and at the end of the process "PID leak: ..."
- *                               for each kind of object that is still alive and "PID end: N calls, N made to fail, N misuses"
+ *   NIB_STANDIN_FAIL=RULES      NAME:COUNT:RESULT, separated by commas: the COUNT-th call of NAME returns RESULT (a
+ * number or CUDA_ERROR_...). NAME *: of any call, but for queries, whose number depends on time; NAME kernel: the
+ *                               COUNT-th kernel that runs breaks its context with RESULT. COUNT+: all calls from there
+ * on. NIB_STANDIN_LOG=FILE        a file that gets a line "PID misuse: ..." when one happens, and at the end of the
+ * process "PID leak: ..." for each kind of object that is still alive and "PID end: N calls, N made to fail, N misuses"
  *
  * The program may use the functions at the end of this file, which it finds by dlsym. */
 #ifndef NIB_STANDIN_H
@@ -43,7 +44,7 @@ NIB_DRIVER_OPTIONAL_LIST(X)
 STANDIN_HOST_LIST(X)
 #undef X
 
-/* ---- One lock for all; `standin_progress` is told whenever something has been done ------------------------------- */
+/* ---- One lock for all; `standin_progress` is told whenever something has been done ----------------------------- */
 
 extern pthread_mutex_t standin_lock;
 extern pthread_cond_t standin_progress;
@@ -55,7 +56,7 @@ struct thread {
   struct context *stack[16];
   int depth;
   CUstreamCaptureMode mode;
-  CUresult forced; /* what the call that is under way returns although it does its work */
+  CUresult forced;  /* what the call that is under way returns although it does its work */
   const char *call; /* its name */
   bool in_host_function;
 };
@@ -75,11 +76,27 @@ static inline struct context *standin_current(void) {
   return standin_thread.depth > 0 ? standin_thread.stack[standin_thread.depth - 1] : NULL;
 }
 
-/* ---- Faults and the record of misuse (faults.c) ------------------------------------------------------------------ */
+/* ---- Faults and the record of misuse (faults.c) ---------------------------------------------------------------- */
 
 enum live {
-  LIVE_CONTEXTS, LIVE_MODULES, LIVE_FUNCTIONS, LIVE_STREAMS, LIVE_EVENTS, LIVE_POOLS, LIVE_GRAPHS, LIVE_EXECS, LIVE_EXTERNALS,
-  LIVE_CHUNKS, LIVE_SEMAPHORES, LIVE_CAPTURES, LIVE_ALLOCATIONS, LIVE_HOST, LIVE_RANGES, LIVE_MAPPED, LIVE_PUSHED, LIVE_MODES,
+  LIVE_CONTEXTS,
+  LIVE_MODULES,
+  LIVE_FUNCTIONS,
+  LIVE_STREAMS,
+  LIVE_EVENTS,
+  LIVE_POOLS,
+  LIVE_GRAPHS,
+  LIVE_EXECS,
+  LIVE_EXTERNALS,
+  LIVE_CHUNKS,
+  LIVE_SEMAPHORES,
+  LIVE_CAPTURES,
+  LIVE_ALLOCATIONS,
+  LIVE_HOST,
+  LIVE_RANGES,
+  LIVE_MAPPED,
+  LIVE_PUSHED,
+  LIVE_MODES,
   LIVE_COUNT
 };
 extern int64_t standin_live[LIVE_COUNT]; /* under the lock */
@@ -94,7 +111,7 @@ bool standin_is_fatal(CUresult result);
 int64_t standin_number(const char *variable, int64_t otherwise);
 bool standin_is_forked(void);
 
-/* ---- Handles (libcuda.c): numbers, never addresses, so that one of a destroyed object stays unknown for ever ----- */
+/* ---- Handles (libcuda.c): numbers, never addresses, so that one of a destroyed object stays unknown for ever --- */
 
 struct object {
   struct object *next;
@@ -122,7 +139,7 @@ struct context {
 
 void standin_lose(struct context *context, CUresult result);
 
-/* ---- Kernels (libcuda.c) ----------------------------------------------------------------------------------------- */
+/* ---- Kernels (libcuda.c) --------------------------------------------------------------------------------------- */
 
 struct kernel {
   const char *name;
@@ -138,7 +155,7 @@ struct function {
   int shared_bytes;
 };
 
-/* ---- Memory (memory.c) ------------------------------------------------------------------------------------------- */
+/* ---- Memory (memory.c) ----------------------------------------------------------------------------------------- */
 
 struct block {
   char *data;
@@ -154,14 +171,14 @@ struct block {
 
 /* A misuse when one of the words is an address in memory that is free. */
 void standin_check_words(const char *who, const void *words, size_t bytes);
-struct block *standin_block_at(const void *address); /* NULL: there is none */
+struct block *standin_block_at(const void *address);         /* NULL: there is none */
 struct block *standin_block_share(void *data, size_t bytes); /* NULL: no memory */
 bool standin_block_unshare(struct block *block); /* false, and a misuse: work uses it, so that it must stay mapped */
 void standin_block_fill(struct block *block);
 void standin_block_free(struct block *block);
 void standin_check_guards(void);
 
-/* ---- Work (stream.c) --------------------------------------------------------------------------------------------- */
+/* ---- Work (stream.c) ------------------------------------------------------------------------------------------- */
 
 /* What a stream or a node of a graph does. */
 struct op {
@@ -246,7 +263,8 @@ CUresult standin_submit(struct stream *stream, struct op *op);
 CUresult standin_enqueue(struct stream *stream, const struct task *task);
 CUresult standin_wait_idle(struct stream *stream);
 void standin_run_op(struct stream *stream, const struct op *op);
-/* Whether kernels' parameters are searched for addresses: not under valgrind (NIBBLE_VALGRIND), as their padding has no value. */
+/* Whether kernels' parameters are searched for addresses: not under valgrind (NIBBLE_VALGRIND), as their padding has no
+ * value. */
 bool standin_reads_params(void);
 bool standin_uses(const struct op *op, const void *data, size_t bytes);
 /* Whether work that is queued or runs uses this memory. */
@@ -256,11 +274,11 @@ void standin_op_free(struct op *op);
 void standin_sweep(void);
 void standin_event_release(struct event *event);
 
-/* ---- Semaphores of other APIs (external.c): a counter in a memory file's first bytes ------------------------------- */
+/* ---- Semaphores of other APIs (external.c): a counter in a memory file's first bytes --------------------------- */
 
 struct semaphore {
   struct object object;
-  int references; /* the handle's and tasks' */
+  int references;  /* the handle's and tasks' */
   uint64_t *value; /* mapped, atomic */
 };
 
@@ -268,7 +286,7 @@ void standin_semaphore_release(struct semaphore *semaphore);
 bool standin_semaphore_reached(const struct semaphore *semaphore, uint64_t value);
 void standin_semaphore_signal(struct semaphore *semaphore, uint64_t value);
 
-/* ---- Captures and graphs (capture.c) ----------------------------------------------------------------------------- */
+/* ---- Captures and graphs (capture.c) --------------------------------------------------------------------------- */
 
 struct capture {
   struct capture *next;
@@ -293,20 +311,21 @@ void standin_plan_release(struct plan *plan);
 void standin_exec_release(struct exec *exec);
 void standin_run_plan(struct stream *stream, const struct plan *plan, uint64_t launch, int *scratch);
 
-/* ---- For the program --------------------------------------------------------------------------------------------- */
+/* ---- For the program ------------------------------------------------------------------------------------------- */
 
-/* Adds a rule as NIB_STANDIN_FAIL has them; `count` begins now; negative: from the -count-th call on. name NULL: no rules any
- * more. */
+/* Adds a rule as NIB_STANDIN_FAIL has them; `count` begins now; negative: from the -count-th call on. name NULL: no
+ * rules any more. */
 STANDIN_EXPORT void nib_standin_fail(const char *name, int64_t count, int result);
-STANDIN_EXPORT int64_t nib_standin_fired(void);   /* results of rules so far */
+STANDIN_EXPORT int64_t nib_standin_fired(void);      /* results of rules so far */
 STANDIN_EXPORT const char *nib_standin_failed(void); /* the call that a rule made to fail last, "" if there was none */
-STANDIN_EXPORT int64_t nib_standin_calls(void);   /* calls so far */
-STANDIN_EXPORT int64_t nib_standin_misuses(void); /* misuses so far */
+STANDIN_EXPORT int64_t nib_standin_calls(void);      /* calls so far */
+STANDIN_EXPORT int64_t nib_standin_misuses(void);    /* misuses so far */
 STANDIN_EXPORT const char *nib_standin_misuse(void); /* the last one, "" if there was none */
-/* How many there are: "contexts" (retained), "modules", "functions", "streams", "events", "pools", "graphs", "execs", "captures",
- * "externals" and "semaphores" (imported), "chunks" (memory that can be exported, or was), "ranges" (reserved addresses), "mapped"
- * (blocks of imported and exportable memory), "allocations", "host" (blocks of pinned memory), "pushed" (contexts on threads'
- * stacks), "modes" (threads whose capture mode is not the default). Frees that are queued are waited for. -1: no such kind. */
+/* How many there are: "contexts" (retained), "modules", "functions", "streams", "events", "pools", "graphs", "execs",
+ * "captures", "externals" and "semaphores" (imported), "chunks" (memory that can be exported, or was), "ranges"
+ * (reserved addresses), "mapped" (blocks of imported and exportable memory), "allocations", "host" (blocks of pinned
+ * memory), "pushed" (contexts on threads' stacks), "modes" (threads whose capture mode is not the default). Frees that
+ * are queued are waited for. -1: no such kind. */
 STANDIN_EXPORT int64_t nib_standin_live(const char *kind);
 
 #endif

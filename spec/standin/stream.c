@@ -10,7 +10,7 @@
 
 struct stream *standin_streams;
 
-/* ---- Tasks ------------------------------------------------------------------------------------------------------- */
+/* ---- Tasks ----------------------------------------------------------------------------------------------------- */
 
 void standin_op_free(struct op *op) {
   free(op->data);
@@ -27,7 +27,8 @@ static void task_free(struct task *task) {
   free(task);
 }
 
-/* What the streams' threads are done with. They free nothing themselves: each would get an arena of malloc's of its own. */
+/* What the streams' threads are done with. They free nothing themselves: each would get an arena of malloc's of its
+ * own. */
 static struct task *done;
 static int ended;
 
@@ -59,7 +60,8 @@ bool standin_uses(const struct op *op, const void *data, size_t bytes) {
   if (op->kind == OP_COPY)
     return ((const char *)op->to < end && (const char *)op->to + op->bytes > begin) ||
            (op->from && (const char *)op->from < end && (const char *)op->from + op->bytes > begin);
-  for (size_t at = 0; op->kind == OP_KERNEL && standin_reads_params() && at + sizeof(void *) <= op->bytes; at += sizeof(void *)) {
+  for (size_t at = 0; op->kind == OP_KERNEL && standin_reads_params() && at + sizeof(void *) <= op->bytes;
+       at += sizeof(void *)) {
     const char *address;
     memcpy(&address, (const char *)op->data + at, sizeof address);
     if (address >= begin && address < end) return true;
@@ -80,7 +82,8 @@ bool standin_is_in_use(const void *data, size_t bytes) {
   return false;
 }
 
-static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t), void *argument) {
+static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t),
+                      void *argument) {
   (void)context, (void)grain;
   body(argument, 0, count);
 }
@@ -129,7 +132,8 @@ static void run_task(struct stream *stream, struct task *task) {
     if (task->event->completed < task->number) task->event->completed = task->number;
     break;
   case TASK_WAIT:
-    while (task->event->completed < task->number && context->lost == CUDA_SUCCESS && task->event->object.context->lost == CUDA_SUCCESS)
+    while (task->event->completed < task->number && context->lost == CUDA_SUCCESS &&
+           task->event->object.context->lost == CUDA_SUCCESS)
       pthread_cond_wait(&standin_progress, &standin_lock);
     break;
   case TASK_AWAIT: /* who signals it may be another process, which tells nobody */
@@ -210,10 +214,8 @@ CUresult standin_enqueue(struct stream *stream, const struct task *task) {
   if (copy->plan) copy->plan->references++;
   if (copy->exec) copy->exec->references++;
   if (copy->semaphore) copy->semaphore->references++;
-  if (stream->tail)
-    stream->tail->next = copy;
-  else
-    stream->head = copy;
+  if (stream->tail) stream->tail->next = copy;
+  else stream->head = copy;
   stream->tail = copy;
   stream->submitted++;
   pthread_cond_signal(&stream->work);
@@ -233,7 +235,7 @@ CUresult standin_wait_idle(struct stream *stream) {
   return stream->object.context->lost;
 }
 
-/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+/* ---- Streams --------------------------------------------------------------------------------------------------- */
 
 struct stream *standin_stream_new(struct context *context, unsigned flags, int priority) {
   struct stream *stream = calloc(1, sizeof *stream);
@@ -323,7 +325,7 @@ CUresult standin_LaunchHostFunc(CUstream handle, CUhostFn function, void *user) 
   return standin_leave(standin_submit(stream, &op));
 }
 
-/* ---- Events ------------------------------------------------------------------------------------------------------ */
+/* ---- Events ---------------------------------------------------------------------------------------------------- */
 
 void standin_event_release(struct event *event) {
   if (--event->references > 0) return;

@@ -1,10 +1,11 @@
-/* Development-time proof that a GPU's memory and timeline semaphores are shared with a real Vulkan device; no part of the product and
- * of no spec (spec/embedding/external.c is their stand-in). By hand, on a machine with a GPU, its Vulkan driver and Vulkan's headers
- * (Debian: libvulkan-dev; the loader is found at run time):
- *   cc -std=c11 -D_GNU_SOURCE -Iruntime -o vulkan spec/support/vulkan.c build/release/libnibble.a -lm -ldl -lpthread && ./vulkan
- * First a buffer of Vulkan's: filled by Vulkan, read by nibble's operations after a semaphore wait, written by them, and read back by
- * Vulkan after their signal; then one of nibble's, which Vulkan imports. Every byte must be what the CPU device makes of the same input.
- * Exit status 0: all bytes are equal; 77: it could not be tried, and why; 1: something is wrong. */
+/* Development-time proof that a GPU's memory and timeline semaphores are shared with a real Vulkan device; no part of
+ * the product and of no spec (spec/embedding/external.c is their stand-in). By hand, on a machine with a GPU, its
+ * Vulkan driver and Vulkan's headers (Debian: libvulkan-dev; the loader is found at run time): cc -std=c11
+ * -D_GNU_SOURCE -Iruntime -o vulkan spec/support/vulkan.c build/release/libnibble.a -lm -ldl -lpthread && ./vulkan
+ * First a buffer of Vulkan's: filled by Vulkan, read by nibble's operations after a semaphore wait, written by them,
+ * and read back by Vulkan after their signal; then one of nibble's, which Vulkan imports. Every byte must be what the
+ * CPU device makes of the same input. Exit status 0: all bytes are equal; 77: it could not be tried, and why; 1:
+ * something is wrong. */
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -13,13 +14,40 @@
 
 #include "host/host.h"
 
-#define VK_LIST(X)                                                                                                                   \
-  X(CreateInstance) X(EnumeratePhysicalDevices) X(GetPhysicalDeviceProperties2) X(GetPhysicalDeviceMemoryProperties)                  \
-  X(GetPhysicalDeviceQueueFamilyProperties) X(EnumerateDeviceExtensionProperties) X(GetPhysicalDeviceExternalBufferProperties)        \
-  X(GetPhysicalDeviceFeatures2) X(CreateDevice) X(GetDeviceQueue) X(CreateBuffer) X(GetBufferMemoryRequirements) X(AllocateMemory)    \
-  X(BindBufferMemory) X(MapMemory) X(GetMemoryFdKHR) X(GetSemaphoreFdKHR) X(CreateSemaphore) X(WaitSemaphores) X(CreateCommandPool)   \
-  X(AllocateCommandBuffers) X(BeginCommandBuffer) X(EndCommandBuffer) X(CmdFillBuffer) X(CmdCopyBuffer) X(CmdPipelineBarrier)         \
-  X(QueueSubmit) X(DeviceWaitIdle) X(DestroyBuffer) X(FreeMemory) X(DestroySemaphore) X(DestroyCommandPool) X(DestroyDevice)          \
+#define VK_LIST(X)                             \
+  X(CreateInstance)                            \
+  X(EnumeratePhysicalDevices)                  \
+  X(GetPhysicalDeviceProperties2)              \
+  X(GetPhysicalDeviceMemoryProperties)         \
+  X(GetPhysicalDeviceQueueFamilyProperties)    \
+  X(EnumerateDeviceExtensionProperties)        \
+  X(GetPhysicalDeviceExternalBufferProperties) \
+  X(GetPhysicalDeviceFeatures2)                \
+  X(CreateDevice)                              \
+  X(GetDeviceQueue)                            \
+  X(CreateBuffer)                              \
+  X(GetBufferMemoryRequirements)               \
+  X(AllocateMemory)                            \
+  X(BindBufferMemory)                          \
+  X(MapMemory)                                 \
+  X(GetMemoryFdKHR)                            \
+  X(GetSemaphoreFdKHR)                         \
+  X(CreateSemaphore)                           \
+  X(WaitSemaphores)                            \
+  X(CreateCommandPool)                         \
+  X(AllocateCommandBuffers)                    \
+  X(BeginCommandBuffer)                        \
+  X(EndCommandBuffer)                          \
+  X(CmdFillBuffer)                             \
+  X(CmdCopyBuffer)                             \
+  X(CmdPipelineBarrier)                        \
+  X(QueueSubmit)                               \
+  X(DeviceWaitIdle)                            \
+  X(DestroyBuffer)                             \
+  X(FreeMemory)                                \
+  X(DestroySemaphore)                          \
+  X(DestroyCommandPool)                        \
+  X(DestroyDevice)                             \
   X(DestroyInstance)
 
 static struct {
@@ -39,16 +67,16 @@ static void skip(const char *why) {
   exit(77);
 }
 
-#define VK(call)                                                                                    \
-  do {                                                                                              \
-    VkResult result_ = (call);                                                                      \
-    if (result_ != VK_SUCCESS) {                                                                    \
-      fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, (int)result_);                  \
-      exit(1);                                                                                      \
-    }                                                                                               \
+#define VK(call)                                                                   \
+  do {                                                                             \
+    VkResult result_ = (call);                                                     \
+    if (result_ != VK_SUCCESS) {                                                   \
+      fprintf(stderr, "%s:%d: %s: %d\n", __FILE__, __LINE__, #call, (int)result_); \
+      exit(1);                                                                     \
+    }                                                                              \
   } while (0)
 
-/* ---- The Vulkan device that is one of nibble's --------------------------------------------------------------------- */
+/* ---- The Vulkan device that is one of nibble's ----------------------------------------------------------------- */
 
 static void find_functions(PFN_vkGetInstanceProcAddr get, VkInstance instance) {
 #define X(name) \
@@ -94,23 +122,32 @@ static void open_device(void) {
     if (!there) skip(needed[i]);
   }
   vk.GetPhysicalDeviceQueueFamilyProperties(vk.physical, &family_count, families);
-  while (vk.family < family_count && !(families[vk.family].queueFlags & (VK_QUEUE_GRAPHICS_BIT | VK_QUEUE_COMPUTE_BIT))) vk.family++;
+  while (vk.family < family_count && !(families[vk.family].queueFlags & (VK_QUEUE_GRAPHICS_BIT | VK_QUEUE_COMPUTE_BIT)))
+    vk.family++;
   if (vk.family == family_count) skip("no queue that copies");
-  VkPhysicalDeviceTimelineSemaphoreFeatures timeline = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES };
+  VkPhysicalDeviceTimelineSemaphoreFeatures timeline = {
+    .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES
+  };
   VkPhysicalDeviceFeatures2 features = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2, .pNext = &timeline };
   vk.GetPhysicalDeviceFeatures2(vk.physical, &features);
   if (!timeline.timelineSemaphore) skip("no timeline semaphores");
-  VkDeviceQueueCreateInfo queue = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueFamilyIndex = vk.family, .queueCount = 1,
+  VkDeviceQueueCreateInfo queue = { .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+                                    .queueFamilyIndex = vk.family,
+                                    .queueCount = 1,
                                     .pQueuePriorities = (float[]){ 1 } };
-  VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &timeline, .queueCreateInfoCount = 1,
-                              .pQueueCreateInfos = &queue, .enabledExtensionCount = 2, .ppEnabledExtensionNames = needed };
+  VkDeviceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+                              .pNext = &timeline,
+                              .queueCreateInfoCount = 1,
+                              .pQueueCreateInfos = &queue,
+                              .enabledExtensionCount = 2,
+                              .ppEnabledExtensionNames = needed };
   VK(vk.CreateDevice(vk.physical, &info, NULL, &vk.device));
   vk.GetDeviceQueue(vk.device, vk.family, 0, &vk.queue);
   VkCommandPoolCreateInfo pool = { .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO, .queueFamilyIndex = vk.family };
   VK(vk.CreateCommandPool(vk.device, &pool, NULL, &vk.pool));
 }
 
-/* ---- Buffers ------------------------------------------------------------------------------------------------------- */
+/* ---- Buffers --------------------------------------------------------------------------------------------------- */
 
 struct buffer {
   VkBuffer handle;
@@ -135,32 +172,46 @@ static struct buffer make_buffer(enum kind kind, VkDeviceSize bytes, int fd, VkD
   const VkBufferUsageFlags usage = VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT;
   const VkExternalMemoryHandleTypeFlagBits type = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT;
   struct buffer b = { 0 };
-  VkExternalMemoryBufferCreateInfo external = { .sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO, .handleTypes = type };
-  VkBufferCreateInfo info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .pNext = kind == STAGING ? NULL : &external, .size = bytes,
+  VkExternalMemoryBufferCreateInfo external = { .sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
+                                                .handleTypes = type };
+  VkBufferCreateInfo info = { .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+                              .pNext = kind == STAGING ? NULL : &external,
+                              .size = bytes,
                               .usage = usage };
   if (kind != STAGING) {
-    VkPhysicalDeviceExternalBufferInfo ask = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO, .usage = usage,
+    VkPhysicalDeviceExternalBufferInfo ask = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO,
+                                               .usage = usage,
                                                .handleType = type };
     VkExternalBufferProperties answer = { .sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES };
     vk.GetPhysicalDeviceExternalBufferProperties(vk.physical, &ask, &answer);
     VkExternalMemoryFeatureFlags can = answer.externalMemoryProperties.externalMemoryFeatures;
     if (!(can & VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT)) skip("Vulkan does not export buffers' memory");
-    if (kind == IMPORTED && !(can & VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT)) skip("Vulkan does not import buffers' memory");
-    if (can & VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT && kind != DEDICATED) skip("Vulkan shares dedicated memory alone");
+    if (kind == IMPORTED && !(can & VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT))
+      skip("Vulkan does not import buffers' memory");
+    if (can & VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT && kind != DEDICATED)
+      skip("Vulkan shares dedicated memory alone");
   }
   VK(vk.CreateBuffer(vk.device, &info, NULL, &b.handle));
   VkMemoryRequirements needs;
   vk.GetBufferMemoryRequirements(vk.device, b.handle, &needs);
   b.size = kind == IMPORTED ? fd_bytes : needs.size;
   CHECK(b.size >= needs.size);
-  VkMemoryDedicatedAllocateInfo dedicated = { .sType = VK_STRUCTURE_TYPE_MEMORY_DEDICATED_ALLOCATE_INFO, .buffer = b.handle };
+  VkMemoryDedicatedAllocateInfo dedicated = { .sType = VK_STRUCTURE_TYPE_MEMORY_DEDICATED_ALLOCATE_INFO,
+                                              .buffer = b.handle };
   VkExportMemoryAllocateInfo export = { .sType = VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO,
-                                        .pNext = kind == DEDICATED ? &dedicated : NULL, .handleTypes = type };
-  VkImportMemoryFdInfoKHR import = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR, .handleType = type, .fd = fd };
-  VkMemoryPropertyFlags flags = kind == STAGING ? VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT
-                                                : VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
-  VkMemoryAllocateInfo allocate = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = b.size,
-                                    .pNext = kind == STAGING ? NULL : kind == IMPORTED ? (void *)&import : &export,
+                                        .pNext = kind == DEDICATED ? &dedicated : NULL,
+                                        .handleTypes = type };
+  VkImportMemoryFdInfoKHR import = { .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR,
+                                     .handleType = type,
+                                     .fd = fd };
+  VkMemoryPropertyFlags flags = kind == STAGING
+                                  ? VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT
+                                  : VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
+  VkMemoryAllocateInfo allocate = { .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+                                    .allocationSize = b.size,
+                                    .pNext = kind == STAGING    ? NULL
+                                             : kind == IMPORTED ? (void *)&import
+                                                                : &export,
                                     .memoryTypeIndex = memory_type(needs.memoryTypeBits, flags) };
   VK(vk.AllocateMemory(vk.device, &allocate, NULL, &b.memory));
   VK(vk.BindBufferMemory(vk.device, b.handle, b.memory, 0));
@@ -174,31 +225,35 @@ static void free_buffer(struct buffer b) {
 }
 
 static int memory_fd(struct buffer b) {
-  VkMemoryGetFdInfoKHR info = { .sType = VK_STRUCTURE_TYPE_MEMORY_GET_FD_INFO_KHR, .memory = b.memory,
+  VkMemoryGetFdInfoKHR info = { .sType = VK_STRUCTURE_TYPE_MEMORY_GET_FD_INFO_KHR,
+                                .memory = b.memory,
                                 .handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT };
   int fd = -1;
   VK(vk.GetMemoryFdKHR(vk.device, &info, &fd));
   return fd;
 }
 
-/* ---- Semaphores and commands --------------------------------------------------------------------------------------- */
+/* ---- Semaphores and commands ----------------------------------------------------------------------------------- */
 
 static VkSemaphore make_semaphore(int *fd) {
   VkSemaphoreTypeCreateInfo timeline = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
                                          .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE };
-  VkExportSemaphoreCreateInfo export = { .sType = VK_STRUCTURE_TYPE_EXPORT_SEMAPHORE_CREATE_INFO, .pNext = &timeline,
+  VkExportSemaphoreCreateInfo export = { .sType = VK_STRUCTURE_TYPE_EXPORT_SEMAPHORE_CREATE_INFO,
+                                         .pNext = &timeline,
                                          .handleTypes = VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT };
   VkSemaphoreCreateInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &export };
   VkSemaphore semaphore;
   VK(vk.CreateSemaphore(vk.device, &info, NULL, &semaphore));
-  VkSemaphoreGetFdInfoKHR get = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_GET_FD_INFO_KHR, .semaphore = semaphore,
+  VkSemaphoreGetFdInfoKHR get = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_GET_FD_INFO_KHR,
+                                  .semaphore = semaphore,
                                   .handleType = VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT };
   VK(vk.GetSemaphoreFdKHR(vk.device, &get, fd));
   return semaphore;
 }
 
 static VkCommandBuffer begin(void) {
-  VkCommandBufferAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandPool = vk.pool,
+  VkCommandBufferAllocateInfo info = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+                                       .commandPool = vk.pool,
                                        .commandBufferCount = 1 };
   VkCommandBufferBeginInfo once = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
                                     .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT };
@@ -210,32 +265,45 @@ static VkCommandBuffer begin(void) {
 
 /* Between commands, or (external) a buffer that comes from or goes to the other side. */
 static void barrier(VkCommandBuffer commands, struct buffer b, uint32_t from, uint32_t to) {
-  VkBufferMemoryBarrier info = { .sType = VK_STRUCTURE_TYPE_BUFFER_MEMORY_BARRIER, .srcQueueFamilyIndex = from,
-                                 .dstQueueFamilyIndex = to, .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
-                                 .dstAccessMask = VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT, .buffer = b.handle,
+  VkBufferMemoryBarrier info = { .sType = VK_STRUCTURE_TYPE_BUFFER_MEMORY_BARRIER,
+                                 .srcQueueFamilyIndex = from,
+                                 .dstQueueFamilyIndex = to,
+                                 .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
+                                 .dstAccessMask = VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
+                                 .buffer = b.handle,
                                  .size = VK_WHOLE_SIZE };
-  vk.CmdPipelineBarrier(commands, VK_PIPELINE_STAGE_TRANSFER_BIT, VK_PIPELINE_STAGE_TRANSFER_BIT, 0, 0, NULL, 1, &info, 0, NULL);
+  vk.CmdPipelineBarrier(commands, VK_PIPELINE_STAGE_TRANSFER_BIT, VK_PIPELINE_STAGE_TRANSFER_BIT, 0, 0, NULL, 1, &info,
+                        0, NULL);
 }
 
 static void submit(VkCommandBuffer commands, VkSemaphore semaphore, uint64_t wait, uint64_t signal) {
   VK(vk.EndCommandBuffer(commands));
   VkTimelineSemaphoreSubmitInfo values = { .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
-                                           .waitSemaphoreValueCount = wait > 0, .pWaitSemaphoreValues = &wait,
-                                           .signalSemaphoreValueCount = 1, .pSignalSemaphoreValues = &signal };
+                                           .waitSemaphoreValueCount = wait > 0,
+                                           .pWaitSemaphoreValues = &wait,
+                                           .signalSemaphoreValueCount = 1,
+                                           .pSignalSemaphoreValues = &signal };
   VkPipelineStageFlags stage = VK_PIPELINE_STAGE_TRANSFER_BIT;
-  VkSubmitInfo info = { .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .pNext = &values, .waitSemaphoreCount = wait > 0,
-                        .pWaitSemaphores = &semaphore, .pWaitDstStageMask = &stage, .commandBufferCount = 1,
-                        .pCommandBuffers = &commands, .signalSemaphoreCount = 1, .pSignalSemaphores = &semaphore };
+  VkSubmitInfo info = { .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
+                        .pNext = &values,
+                        .waitSemaphoreCount = wait > 0,
+                        .pWaitSemaphores = &semaphore,
+                        .pWaitDstStageMask = &stage,
+                        .commandBufferCount = 1,
+                        .pCommandBuffers = &commands,
+                        .signalSemaphoreCount = 1,
+                        .pSignalSemaphores = &semaphore };
   VK(vk.QueueSubmit(vk.queue, 1, &info, VK_NULL_HANDLE));
 }
 
 static void await(VkSemaphore semaphore, uint64_t value) {
-  VkSemaphoreWaitInfo info = { .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pSemaphores = &semaphore,
-                               .pValues = &value };
+  VkSemaphoreWaitInfo info = {
+    .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1, .pSemaphores = &semaphore, .pValues = &value
+  };
   VK(vk.WaitSemaphores(vk.device, &info, 10000000000u));
 }
 
-/* ---- What nibble does: append to a cache, then dequantize it, all inside one block of memory ----------------------- */
+/* ---- What nibble does: append to a cache, then dequantize it, all inside one block of memory ------------------- */
 
 enum { ROWS = 192, HEADS = 4, DIM = 128, PAGE = 16, PAGES = 12, UNTOUCHED = 4096 };
 
@@ -299,12 +367,21 @@ static void operate(nib_runtime *rt, nib_stream *stream, nib_tensor *memory) {
     nib_tensor_release(bytes);
     nib_tensor_release(typed);
   }
-  nib_append_desc append = { .append_key = t[KEY], .append_value = t[KEY], .slot_mapping = t[SLOTS],
-                             .paged_kv_cache = { .stacked = t[DATA] }, .kv_cache_sf = { .stacked = t[SCALES] },
-                             .k_scale = { t[SCALE], 0 }, .v_scale = { t[SCALE], 0 } };
-  nib_dequantize_desc dequantize = { .paged_kv_cache = { .stacked = t[DATA] }, .kv_cache_sf = { .stacked = t[SCALES] },
-                                     .block_tables = t[TABLES], .seq_lens = t[LENGTHS], .k_scale = t[SCALE], .v_scale = t[SCALE],
-                                     .output_k = t[OUT_K], .output_v = t[OUT_V] };
+  nib_append_desc append = { .append_key = t[KEY],
+                             .append_value = t[KEY],
+                             .slot_mapping = t[SLOTS],
+                             .paged_kv_cache = { .stacked = t[DATA] },
+                             .kv_cache_sf = { .stacked = t[SCALES] },
+                             .k_scale = { t[SCALE], 0 },
+                             .v_scale = { t[SCALE], 0 } };
+  nib_dequantize_desc dequantize = { .paged_kv_cache = { .stacked = t[DATA] },
+                                     .kv_cache_sf = { .stacked = t[SCALES] },
+                                     .block_tables = t[TABLES],
+                                     .seq_lens = t[LENGTHS],
+                                     .k_scale = t[SCALE],
+                                     .v_scale = t[SCALE],
+                                     .output_k = t[OUT_K],
+                                     .output_v = t[OUT_V] };
   OK(rt, nib_append(stream, &append));
   OK(rt, nib_dequantize(stream, &dequantize));
   for (int i = 0; i < PARTS; i++) nib_tensor_release(t[i]);
@@ -331,9 +408,10 @@ static size_t compare(const unsigned char *a, const unsigned char *b) {
   return total_bytes();
 }
 
-/* ---- Rounds -------------------------------------------------------------------------------------------------------- */
+/* ---- Rounds ---------------------------------------------------------------------------------------------------- */
 
-/* Vulkan fills the shared buffer from staging memory, nibble works on it, Vulkan copies it back: ordered by the semaphore alone. */
+/* Vulkan fills the shared buffer from staging memory, nibble works on it, Vulkan copies it back: ordered by the
+ * semaphore alone. */
 static void rounds(nib_runtime *rt, nib_device *device, struct buffer shared, nib_tensor *memory, const char *what) {
   enum { ROUNDS = 20 };
   struct buffer input = make_buffer(STAGING, total_bytes(), -1, 0), output = make_buffer(STAGING, total_bytes(), -1, 0);
@@ -381,7 +459,9 @@ static void rounds(nib_runtime *rt, nib_device *device, struct buffer shared, ni
 
 static void vulkans(nib_runtime *rt, nib_device *device, enum kind kind, const char *what) {
   struct buffer shared = make_buffer(kind, total_bytes(), -1, 0);
-  nib_import_desc desc = { .kind = NIB_FD_OPAQUE, .fd = memory_fd(shared), .bytes = shared.size, .dedicated = kind == DEDICATED };
+  nib_import_desc desc = {
+    .kind = NIB_FD_OPAQUE, .fd = memory_fd(shared), .bytes = shared.size, .dedicated = kind == DEDICATED
+  };
   nib_tensor *memory;
   OK(rt, nib_tensor_import(device, &desc, &memory));
   rounds(rt, device, shared, memory, what);
@@ -417,8 +497,8 @@ static void nibbles(nib_runtime *rt, nib_device *device) {
   nib_tensor_release(end);
   nib_tensor_release(theirs);
   nib_runtime_close(other);
-  printf("exported memory (%llu bytes for %lld), imported by another runtime: what that wrote is read\n", (unsigned long long)bytes,
-         (long long)shape[0]);
+  printf("exported memory (%llu bytes for %lld), imported by another runtime: what that wrote is read\n",
+         (unsigned long long)bytes, (long long)shape[0]);
 
   struct buffer shared = make_buffer(IMPORTED, total_bytes(), fd, bytes);
   rounds(rt, device, shared, memory, "nibble's memory, imported by Vulkan");

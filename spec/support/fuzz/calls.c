@@ -1,17 +1,17 @@
-/* Calls of the runtime in any order, against a model of what nibble.h says: the status of each call, and the value of each tensor
- * whose accesses are ordered. Order is known by vector clocks: each stream counts its work, and knows how much of each other
- * stream's comes before its next. What is not ordered has no value, and is not looked at. */
+/* Calls of the runtime in any order, against a model of what nibble.h says: the status of each call, and the value of
+ * each tensor whose accesses are ordered. Order is known by vector clocks: each stream counts its work, and knows how
+ * much of each other stream's comes before its next. What is not ordered has no value, and is not looked at. */
 #include <pthread.h>
 
 #include "fuzz.h"
 
-#define STREAMS 6   /* handles; 0 is the default stream's */
-#define IDS 24      /* streams that ever were */
-#define TENSORS 8
+#define STREAMS  6  /* handles; 0 is the default stream's */
+#define IDS      24 /* streams that ever were */
+#define TENSORS  8
 #define STORAGES 64
-#define EVENTS 8
-#define GRAPHS 4
-#define NODES 48
+#define EVENTS   8
+#define GRAPHS   4
+#define NODES    48
 #define ELEMENTS 16
 
 typedef struct clock {
@@ -27,8 +27,8 @@ struct storage {
   bool known;
   float value;
   uint16_t read[IDS], write[IDS]; /* the last of each stream */
-  bool used;            /* by work in a queue; the host's bytes need not wait for the stream before that */
-  uint16_t queued[IDS]; /* the last writes without those */
+  bool used;                      /* by work in a queue; the host's bytes need not wait for the stream before that */
+  uint16_t queued[IDS];           /* the last writes without those */
 };
 
 enum trouble { NONE, MAYBE, SURE };
@@ -38,7 +38,7 @@ struct stream {
   int id;
   vclock clock; /* what comes before its next work; done[id]: how much it was given */
   bool capturing;
-  uint64_t before; /* while capturing: nodes that come before its next */
+  uint64_t before;      /* while capturing: nodes that come before its next */
   enum trouble trouble; /* of a function that failed */
   uint16_t failed_at;
 };
@@ -82,7 +82,7 @@ static struct world {
   enum trouble orphan; /* of a released stream */
 } w;
 
-/* ---- Held streams -------------------------------------------------------------------------------------------------- */
+/* ---- Held streams ---------------------------------------------------------------------------------------------- */
 
 static struct gate {
   pthread_mutex_t mutex;
@@ -114,7 +114,7 @@ static nib_status fail(void *user) {
   return NIB_FILE;
 }
 
-/* ---- What work does to the model ----------------------------------------------------------------------------------- */
+/* ---- What work does to the model ------------------------------------------------------------------------------- */
 
 /* The stream's next work; what it knows to come before. */
 static const vclock *issue(struct stream *s) {
@@ -123,8 +123,8 @@ static const vclock *issue(struct stream *s) {
   return &s->clock;
 }
 
-/* A write may come before a read that was queued earlier, in a stream that it does not wait for: then nobody knows what was read,
- * nor what was made of it. */
+/* A write may come before a read that was queued earlier, in a stream that it does not wait for: then nobody knows what
+ * was read, nor what was made of it. */
 static void forget_everything(void) {
   for (int i = 0; i < w.storage_count; i++) w.storages[i].known = false;
 }
@@ -178,12 +178,13 @@ static void work(struct stream *s, bool copy, int destination, int source, float
   w.recorded.nodes[w.recorded.node_count++] = node;
 }
 
-/* ---- Waiting ------------------------------------------------------------------------------------------------------- */
+/* ---- Waiting --------------------------------------------------------------------------------------------------- */
 
 /* Whether a function that failed has surely run and not been told of. */
 static bool has_surely_failed(const vclock *done) {
   for (int i = 0; i < STREAMS; i++)
-    if (w.streams[i].handle && w.streams[i].trouble == SURE && w.streams[i].failed_at <= done->done[w.streams[i].id]) return true;
+    if (w.streams[i].handle && w.streams[i].trouble == SURE && w.streams[i].failed_at <= done->done[w.streams[i].id])
+      return true;
   return false;
 }
 
@@ -263,7 +264,8 @@ static void read_tensor(struct input *in, int tensor, bool values) {
   struct storage *storage = &w.storages[w.storage_of[tensor]];
   vclock writes = { { 0 } };
   memcpy(writes.done, storage->queued, sizeof writes.done);
-  nib_status status = values ? nib_tensor_read(w.tensors[tensor], got, sizeof got, us) : nib_tensor_wait(w.tensors[tensor], us);
+  nib_status status =
+    values ? nib_tensor_read(w.tensors[tensor], got, sizeof got, us) : nib_tensor_wait(w.tensors[tensor], us);
   if (!is_over(status, us, &writes)) return;
   CHECK(status == NIB_OK ? !has_surely_failed(&w.host) : may_have_failed());
   if (status == NIB_STREAM) told_one();
@@ -296,7 +298,7 @@ static void observe(void *user, const nib_observation *o) {
     CHECK(o->deps[i] >= 0 && o->deps[i] < o->node && (i == 0 || o->deps[i] > o->deps[i - 1]));
 }
 
-/* ---- Making and releasing ------------------------------------------------------------------------------------------ */
+/* ---- Making and releasing -------------------------------------------------------------------------------------- */
 
 static int new_storage(void) {
   CHECK(w.storage_count < STORAGES);
@@ -359,7 +361,7 @@ static void wait_in_stream(struct stream *s, struct event *e) {
   s->capturing = true;
 }
 
-/* ---- Captures and graphs ------------------------------------------------------------------------------------------- */
+/* ---- Captures and graphs --------------------------------------------------------------------------------------- */
 
 static void forget_capture(void) {
   w.capturing = false;
@@ -406,7 +408,8 @@ static void look_at(const struct graph *graph) {
   char text[64];
   size_t needed = 0;
   const int32_t *deps;
-  CHECK(nib_graph_dot(graph->handle, text, sizeof text, &needed) == NIB_OK && needed > 10 && strlen(text) < sizeof text);
+  CHECK(nib_graph_dot(graph->handle, text, sizeof text, &needed) == NIB_OK && needed > 10 &&
+        strlen(text) < sizeof text);
   for (int i = 0; i < graph->node_count; i++) {
     CHECK(strcmp(nib_graph_node_name(graph->handle, i), graph->nodes[i].copy ? "copy" : "fill") == 0);
     uint64_t before = 0;
@@ -422,7 +425,7 @@ static void replay(struct graph *graph, struct stream *s) {
   if (status == NIB_OK) run_nodes(s, graph->nodes, graph->node_count);
 }
 
-/* ---- One input ----------------------------------------------------------------------------------------------------- */
+/* ---- One input ------------------------------------------------------------------------------------------------- */
 
 static void call(struct input *in, struct stream *s) {
   uint32_t what = below(in, 3);
@@ -471,31 +474,47 @@ static void step(struct input *in) {
     break;
   case 2: make_stream(&w.streams[below(in, STREAMS)]); break;
   case 3: release_stream(s); break;
-  case 4: case 5: case 6:
+  case 4:
+  case 5:
+  case 6:
     if (w.tensors[tensor] && room)
       work(s, false, w.storage_of[tensor], 0, (float)operation,
            nib_tensor_fill(s->handle, w.tensors[tensor], NIB_INTEGER(operation)));
     break;
-  case 7: case 8: case 9:
+  case 7:
+  case 8:
+  case 9:
     if (w.tensors[tensor] && w.tensors[other] && room)
-      work(s, true, w.storage_of[tensor], w.storage_of[other], 0, nib_tensor_copy(s->handle, w.tensors[tensor], w.tensors[other]));
+      work(s, true, w.storage_of[tensor], w.storage_of[other], 0,
+           nib_tensor_copy(s->handle, w.tensors[tensor], w.tensors[other]));
     break;
-  case 10: if (w.tensors[tensor]) write_tensor(s, tensor, (float)operation); break;
-  case 11: if (w.tensors[tensor]) read_tensor(in, tensor, true); break;
-  case 12: if (w.tensors[tensor]) read_tensor(in, tensor, false); break;
+  case 10:
+    if (w.tensors[tensor]) write_tensor(s, tensor, (float)operation);
+    break;
+  case 11:
+    if (w.tensors[tensor]) read_tensor(in, tensor, true);
+    break;
+  case 12:
+    if (w.tensors[tensor]) read_tensor(in, tensor, false);
+    break;
   case 13: record_event(s, e); break;
-  case 14: case 15: if (e->handle) wait_in_stream(s, e); break;
-  case 16: if (e->handle) wait_for_event(in, e); break;
+  case 14:
+  case 15:
+    if (e->handle) wait_in_stream(s, e);
+    break;
+  case 16:
+    if (e->handle) wait_for_event(in, e);
+    break;
   case 17: wait_for_stream(in, s); break;
   case 18:
-    if (one_in(in, 2))
-      wait_for_device(in);
-    else
-      CHECK(nib_tick(w.runtime, 10) == NIB_OK);
+    if (one_in(in, 2)) wait_for_device(in);
+    else CHECK(nib_tick(w.runtime, 10) == NIB_OK);
     break;
   case 19: begin(in, (int)(s - w.streams)); break;
   case 20: end((int)(s - w.streams), graph); break;
-  case 21: if (graph->handle) replay(graph, s); break;
+  case 21:
+    if (graph->handle) replay(graph, s);
+    break;
   case 22:
     switch (below(in, 7)) {
     case 0:
@@ -510,8 +529,12 @@ static void step(struct input *in) {
       nib_capture_abort(s->handle);
       if (w.capturing && s == &w.streams[w.origin]) forget_capture();
       break;
-    case 3: if (graph->handle) look_at(graph); break;
-    case 4: if (w.tensors[tensor]) peek(tensor); break;
+    case 3:
+      if (graph->handle) look_at(graph);
+      break;
+    case 4:
+      if (w.tensors[tensor]) peek(tensor);
+      break;
     case 5: nib_runtime_observe(w.runtime, one_in(in, 3) ? NULL : observe, NULL); break;
     default: set_gate(true);
     }

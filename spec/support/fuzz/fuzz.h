@@ -11,12 +11,12 @@
 
 #define DTYPES (NIB_INT64 + 1)
 
-#define CHECK(condition)                                                                    \
-  do {                                                                                      \
-    if (!(condition)) {                                                                     \
-      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);             \
-      abort();                                                                              \
-    }                                                                                       \
+#define CHECK(condition)                                                        \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
+      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+      abort();                                                                  \
+    }                                                                           \
   } while (0)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -40,15 +40,16 @@ static inline uint64_t next_word(struct input *in) {
 
 /* Where arithmetic on sizes goes wrong, if anywhere. */
 static inline int64_t odd_number(struct input *in) {
-  return PICK(in, 0, 1, 2, 3, 5, 8, 16, 63, 64, 100, -1, -2, -3, 255, 256, 65536, INT32_MAX, INT32_MIN, (int64_t)1 << 31,
-              (int64_t)1 << 32, ((int64_t)1 << 32) + 1, (int64_t)1 << 58, (int64_t)1 << 61, (int64_t)1 << 62, INT64_MAX, INT64_MIN,
-              INT64_MAX / 8 + 1);
+  return PICK(in, 0, 1, 2, 3, 5, 8, 16, 63, 64, 100, -1, -2, -3, 255, 256, 65536, INT32_MAX, INT32_MIN,
+              (int64_t)1 << 31, (int64_t)1 << 32, ((int64_t)1 << 32) + 1, (int64_t)1 << 58, (int64_t)1 << 61,
+              (int64_t)1 << 62, INT64_MAX, INT64_MIN, INT64_MAX / 8 + 1);
 }
 
 /* Every error says what was expected of which parameter. */
 static inline void check_message(const nib_runtime *runtime) {
   const char *message = nib_error(runtime), *colon = strstr(message, ": ");
-  CHECK(colon && strstr(colon + 2, ": ") && strstr(message, "expected ") && strstr(message, "got ") && !strchr(message, '\n'));
+  CHECK(colon && strstr(colon + 2, ": ") && strstr(message, "expected ") && strstr(message, "got ") &&
+        !strchr(message, '\n'));
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* .npy data of any kind: parsed or refused, never read beyond; what was loaded survives saving and loading. The first byte of an
- * input chooses the dtype that is asked for. */
+/* .npy data of any kind: parsed or refused, never read beyond; what was loaded survives saving and loading. The first
+ * byte of an input chooses the dtype that is asked for. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 
@@ -35,7 +35,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   nib_tensor *tensor = NULL;
   nib_status status = nib_npy_parse(stream, data + 1, size - 1, as, &tensor);
   if (status == NIB_OK) {
-    CHECK(nib_tensor_is_contiguous(tensor) && (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(nib_tensor_dtype(tensor)) < size);
+    CHECK(nib_tensor_is_contiguous(tensor) &&
+          (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(nib_tensor_dtype(tensor)) < size);
     CHECK(as < DTYPES && (as == NIB_DTYPE_NONE || nib_tensor_dtype(tensor) == as));
     check_round_trip(tensor);
   } else {

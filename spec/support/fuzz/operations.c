@@ -1,6 +1,6 @@
-/* Every operation with arguments that fit, and then do not: shapes, strides, dtypes, tensors that share memory, tables full of
- * anything. It is refused with an error, and nothing is written; or it runs, and touches nothing but its tensors' own elements:
- * what lies between and around these is poisoned, and compared afterwards. */
+/* Every operation with arguments that fit, and then do not: shapes, strides, dtypes, tensors that share memory, tables
+ * full of anything. It is refused with an error, and nothing is written; or it runs, and touches nothing but its
+ * tensors' own elements: what lies between and around these is poisoned, and compared afterwards. */
 #include <math.h>
 #include <sanitizer/asan_interface.h>
 
@@ -10,11 +10,11 @@ static nib_runtime *runtime;
 static nib_device *device;
 static nib_stream *stream;
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------------------------- */
 
 #define MOST_TENSORS 16
-#define MOST_BYTES (1 << 15)
-#define GUARD 64
+#define MOST_BYTES   (1 << 15)
+#define GUARD        64
 
 struct storage {
   nib_tensor *bytes; /* all of it */
@@ -74,7 +74,8 @@ static bool own(struct storage *storage, const nib_tensor *tensor) {
   return shared;
 }
 
-/* A tensor of the spec in a storage of its own, with room around and perhaps between its elements. NULL: too large to try. */
+/* A tensor of the spec in a storage of its own, with room around and perhaps between its elements. NULL: too large to
+ * try. */
 static nib_tensor *make(struct input *in, const struct spec *spec) {
   if (tensor_count == MOST_TENSORS) return NULL;
   int64_t stride[NIB_MAX_NDIM], item = (int64_t)nib_dtype_bytes(spec->dtype), extent = 1, offset = 0;
@@ -86,7 +87,8 @@ static nib_tensor *make(struct input *in, const struct spec *spec) {
     extent *= size;
     if (!compact && (i > 0 || one_in(in, 2))) extent += PICK(in, 0, 0, 0, 1, 4, 8, 16);
   }
-  if (!compact && spec->ndim > 0 && one_in(in, 6)) stride[below(in, (uint32_t)spec->ndim)] = PICK(in, 0, 1, 2, 3, 16, 384);
+  if (!compact && spec->ndim > 0 && one_in(in, 6))
+    stride[below(in, (uint32_t)spec->ndim)] = PICK(in, 0, 1, 2, 3, 16, 384);
   for (int32_t i = 0; i < spec->ndim; i++)
     if (spec->shape[i] > 1) offset += (spec->shape[i] - 1) * stride[i];
   if (offset >= MOST_BYTES) return NULL;
@@ -133,10 +135,8 @@ static void poison_gaps(bool on) {
       bool owned = false;
       for (size_t i = at; i < at + 8; i++) owned |= storages[k].owned[i];
       if (owned) continue;
-      if (on)
-        ASAN_POISON_MEMORY_REGION(storages[k].data + at, 8);
-      else
-        ASAN_UNPOISON_MEMORY_REGION(storages[k].data + at, 8);
+      if (on) ASAN_POISON_MEMORY_REGION(storages[k].data + at, 8);
+      else ASAN_UNPOISON_MEMORY_REGION(storages[k].data + at, 8);
     }
 }
 
@@ -158,7 +158,7 @@ static void release_all(void) {
   tensor_count = storage_count = 0;
 }
 
-/* ---- Arguments that fit, and what is done to them ------------------------------------------------------------------ */
+/* ---- Arguments that fit, and what is done to them -------------------------------------------------------------- */
 
 static struct spec shaped(nib_dtype dtype, int contents, int32_t ndim, const int64_t *shape) {
   struct spec spec = { .dtype = dtype, .ndim = ndim, .contents = contents };
@@ -175,10 +175,8 @@ static void spoil(struct input *in, struct spec *spec) {
   case 0: spec->dtype = (nib_dtype)below(in, DTYPES); break;
   case 1: *size = PICK(in, 0, 1, 2, 3, 5, 8, 15, 17, 32, 48); break;
   case 4:
-    if (one_in(in, 3) && *size > 0)
-      --*size;
-    else
-      ++*size;
+    if (one_in(in, 3) && *size > 0) --*size;
+    else ++*size;
     break;
   case 2:
     if (spec->ndim < NIB_MAX_NDIM) spec->shape[spec->ndim++] = PICK(in, 1, 2, 0);
@@ -222,11 +220,13 @@ struct sizes {
 };
 
 static void paged_shape(const struct sizes *s, int64_t width, int64_t shape[4]) {
-  memcpy(shape, s->layout == NIB_HND ? (int64_t[]){ s->pages, s->heads, s->page_size, width }
-                                     : (int64_t[]){ s->pages, s->page_size, s->heads, width }, 4 * sizeof *shape);
+  memcpy(shape,
+         s->layout == NIB_HND ? (int64_t[]){ s->pages, s->heads, s->page_size, width }
+                              : (int64_t[]){ s->pages, s->page_size, s->heads, width },
+         4 * sizeof *shape);
 }
 
-/* ---- Operations ---------------------------------------------------------------------------------------------------- */
+/* ---- Operations ------------------------------------------------------------------------------------------------ */
 
 struct outcome {
   nib_status status;
@@ -253,8 +253,24 @@ struct call { /* made once for an eager run, and once for a capture */
   } as;
 };
 
-enum { APPEND, DEQUANTIZE, MATERIALIZE, ROPE_INSERT, SWIZZLE, QUANTIZE_CACHE, MLA_DEQUANTIZE, ROPE_TABLE, COPY, FILL, ARANGE,
-       NORMAL, INTEGER, PERMUTATION, WRITE, OPERATION_COUNT };
+enum {
+  APPEND,
+  DEQUANTIZE,
+  MATERIALIZE,
+  ROPE_INSERT,
+  SWIZZLE,
+  QUANTIZE_CACHE,
+  MLA_DEQUANTIZE,
+  ROPE_TABLE,
+  COPY,
+  FILL,
+  ARANGE,
+  NORMAL,
+  INTEGER,
+  PERMUTATION,
+  WRITE,
+  OPERATION_COUNT
+};
 
 static nib_number number(struct input *in) {
   static const double values[] = { 0, 1.5, -3, 1e300, NAN, INFINITY, 448, 65504 };
@@ -322,7 +338,8 @@ static void prepare(struct input *in, struct call *call) {
       d->kv_page_indptr = argument(in, SPEC(NIB_INT32, SMALL_INTEGERS, s->rows + 1));
     }
     if (pages >= 1000) pages = 0;
-    if (one_in(in, 3)) d->out = argument(in, SPEC(NIB_FLOAT8_E4M3FN, ANYTHING, pages + 1, 2, s->heads, s->page_size, s->dim));
+    if (one_in(in, 3))
+      d->out = argument(in, SPEC(NIB_FLOAT8_E4M3FN, ANYTHING, pages + 1, 2, s->heads, s->page_size, s->dim));
     break;
   }
   case ROPE_INSERT: {
@@ -433,11 +450,13 @@ static struct outcome run(const struct call *call) {
     if (call->operation == FILL) o.status = nib_tensor_fill(stream, a, call->as.plain.number);
     if (call->operation == ARANGE) o.status = nib_tensor_arange(stream, a, call->as.plain.number, call->as.plain.step);
     if (call->operation == NORMAL) o.status = nib_tensor_random_normal(stream, a, 7);
-    if (call->operation == INTEGER) o.status = nib_tensor_random_integer(stream, a, 7, call->as.plain.low, call->as.plain.high);
+    if (call->operation == INTEGER)
+      o.status = nib_tensor_random_integer(stream, a, 7, call->as.plain.low, call->as.plain.high);
     if (call->operation == PERMUTATION) o.status = nib_tensor_random_permutation(stream, a, 7);
     if (call->operation == WRITE) {
       size_t bytes = (size_t)nib_tensor_numel(a) * nib_dtype_bytes(nib_tensor_dtype(a));
-      void *data = bytes < 8 * MOST_BYTES ? calloc(1, bytes + 1) : NULL; /* of what is wide it is refused before it is read */
+      void *data =
+        bytes < 8 * MOST_BYTES ? calloc(1, bytes + 1) : NULL; /* of what is wide it is refused before it is read */
       o.status = nib_tensor_write(stream, a, data, bytes + (size_t)call->as.plain.inverse);
       free(data);
     }
@@ -445,13 +464,14 @@ static struct outcome run(const struct call *call) {
   return o;
 }
 
-/* ---- What must hold ------------------------------------------------------------------------------------------------ */
+/* ---- What must hold -------------------------------------------------------------------------------------------- */
 
 static void check_storages(const struct outcome *o) {
   for (int k = 0; k < storage_count; k++) {
     struct storage *storage = &storages[k];
     bool may_change = false;
-    for (int i = 0; o->status == NIB_OK && i < 8; i++) may_change |= o->outputs[i] && storage_of(o->outputs[i]) == storage;
+    for (int i = 0; o->status == NIB_OK && i < 8; i++)
+      may_change |= o->outputs[i] && storage_of(o->outputs[i]) == storage;
     for (size_t i = 0; i < storage->size; i++)
       CHECK(storage->data[i] == storage->before[i] || (may_change && storage->owned[i]));
   }
@@ -541,7 +561,8 @@ static void try_views(struct input *in) {
     }
     tensors[tensor_count++] = view;
     if (nib_tensor_numel(view) > 0) {
-      __int128 last = (unsigned char *)nib_tensor_data(view) - storage->data, item = (__int128)nib_dtype_bytes(nib_tensor_dtype(view));
+      __int128 last = (unsigned char *)nib_tensor_data(view) - storage->data,
+               item = (__int128)nib_dtype_bytes(nib_tensor_dtype(view));
       CHECK(last >= 0);
       for (int32_t i = 0; i < nib_tensor_ndim(view); i++) {
         CHECK(nib_tensor_shape(view)[i] > 0 && nib_tensor_stride(view)[i] >= 0);
@@ -569,10 +590,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memset(&call, 0, sizeof call);
     prepare(&in, &call);
     poison_gaps(true);
-    if (how >= 5)
-      try_captured(&call);
-    else
-      try_eagerly(&call);
+    if (how >= 5) try_captured(&call);
+    else try_eagerly(&call);
   }
   release_all();
   CHECK(nib_tick(runtime, NIB_UNLIMITED) == NIB_OK && nib_device_memory(device).reserved_bytes == 0);
