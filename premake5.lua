@@ -2,12 +2,13 @@
 --   premake5 gmake                         or   premake4 --file=premake5.lua gmake
 --   make -C build config=release           others: debug, sanitize (ASan + UBSan), threads (TSan)
 -- makes, in build/<configuration>/, libnibble.a and libnibble.so.N (the runtime), libnibble_lua.a (its Lua bindings),
--- nibble.so (the Lua module), nibble (the command) and nibble-host (the example of a host, with a window if SDL2 is there).
---   make -C build install PREFIX=/usr/local [DESTDIR=FOLDER]       installs them (scripts/install says what goes where);
---                                                                  uninstall removes them
+-- nibble.so (the Lua module), nibble (the command) and nibble-host (the example of a host, with a window if SDL2 is
+-- there).
+--   make -C build install PREFIX=/usr/local [DESTDIR=FOLDER]       installs them (scripts/install says what goes
+--                                                                  where); uninstall removes them
 
--- The GPU architectures that kernels/cuda is compiled for: machine code for these (f: and the family's later members), and
--- PTX that a driver compiles for any other from 8.0 on.
+-- The GPU architectures that kernels/cuda is compiled for: machine code for these (f: and the family's later members),
+-- and PTX that a driver compiles for any other from 8.0 on.
 local architectures = { "80", "86", "89", "90", "100f", "110f", "120f" }
 local ptx_architecture = "80"
 
@@ -21,12 +22,13 @@ local function symbols_on()
   if v5 then symbols "On" else flags { "Symbols" } end
 end
 
-newoption { trigger = "architectures", value = "LIST", description = "GPU architectures, such as 90,120f; default: all" }
+newoption { trigger = "architectures", value = "LIST",
+  description = "GPU architectures, such as 90,120f; default: all" }
 newoption { trigger = "hardware-e2m1",
   description = "Blackwell GPUs: encode E2M1 in hardware (not tried yet, see spec/kernels/e2m1_spec.lua)" }
 newoption { trigger = "nvcc", value = "PATH", description = "The CUDA compiler; \"none\" builds for the CPU only" }
 
----------------------------------------------------------------------------------------------------- what the machine has
+--------------------------------------------------------------------------------------------------- what the machine has
 
 local function output_of(command)
   local pipe = io.popen(command .. " 2>/dev/null")
@@ -61,19 +63,23 @@ end
 local lua_cflags = output_of("pkg-config --cflags " .. lua_package)
 local lua_libs = output_of("pkg-config --libs " .. lua_package)
 for _, name in ipairs { "liblua5.4.a", "liblua-5.4.a" } do
-  -- cc prints a path when it finds the file, else the name alone. The command carries its own Lua where that can be had.
+  -- cc prints a path when it finds the file, else the name alone. The command carries its own Lua where that can be
+  -- had.
   if output_of((os.getenv("CC") or "cc") .. " -print-file-name=" .. name):find("/") then
     lua_libs = "-l:" .. name
     break
   end
 end
-local sdl_cflags, sdl_libs = output_of("pkg-config --cflags sdl2"), output_of("pkg-config --libs sdl2") -- may be missing
+-- may be missing
+local sdl_cflags, sdl_libs = output_of("pkg-config --cflags sdl2"), output_of("pkg-config --libs sdl2")
 local edit_cflags = output_of("pkg-config --cflags libedit")
 local edit_libs = output_of("pkg-config --libs libedit")
 
--- Where a wrapper or a link leads, as nvcc itself says: whatever environment finds the same compiler builds the same, once.
+-- Where a wrapper or a link leads, as nvcc itself says: whatever environment finds the same compiler builds the same,
+-- once.
 local function real_nvcc(name)
-  local folder = output_of(("'%s' --dryrun x.cu 2>&1 | sed -n 's/^#\\$ _HERE_=//p' | xargs -d '\\n' readlink -f"):format(name))
+  local folder =
+    output_of(("'%s' --dryrun x.cu 2>&1 | sed -n 's/^#\\$ _HERE_=//p' | xargs -d '\\n' readlink -f"):format(name))
   return os.isfile(folder .. "/nvcc") and folder .. "/nvcc" or name
 end
 
@@ -106,7 +112,8 @@ for _, file in ipairs(os.matchfiles("bindings/sandbox/*.c")) do table.insert(bin
 local soname = "libnibble.so." .. read("runtime/nibble.h"):match("#define NIB_ABI_VERSION (%d+)")
 
 if not v5 then
-  -- premake4 names an object after its source's last part alone: runtime/ops/append.c and kernels/cpu/append.c would be one.
+  -- premake4 names an object after its source's last part alone: runtime/ops/append.c and kernels/cpu/append.c would be
+  -- one.
   local basename = path.getbasename
   function path.getbasename(name)
     local source = name:match("^[./]*(.+)%.c$")
@@ -131,7 +138,9 @@ local function fatbin_makefile()
   end
   if _OPTIONS["hardware-e2m1"] then
     flags = flags .. " -DNIB_HARDWARE_E2M1"
-    if blackwell == "" then error("--hardware-e2m1: expected an architecture from 100f on in --architectures, got none") end
+    if blackwell == "" then
+      error("--hardware-e2m1: expected an architecture from 100f on in --architectures, got none")
+    end
     table.insert(names, "gen/e2m1.fatbin") -- for the spec alone
     table.insert(rules, (([[
 gen/e2m1.fatbin: ../spec/standin/e2m1.cu fatbin.mk | gen
@@ -166,10 +175,12 @@ gen/NAME.h.inc: ../kernels/NAME.h fatbin.mk | gen
     nvcc, path.join(path.getdirectory(nvcc), "bin2c"), flags, table.concat(names, " "), table.concat(rules))
 end
 
--- Objects depend on the headers that they include, but makefiles do not make them depend on flags or on the list of sources.
+-- Objects depend on the headers that they include, but makefiles do not make them depend on flags or on the list of
+-- sources.
 if _ACTION == "gmake" then
   os.mkdir("build")
-  local tools = { _PREMAKE_VERSION, read("premake5.lua"), lua_cflags, edit_cflags, sdl_cflags, os.getenv("CC") or "", nvcc or "" }
+  local tools = { _PREMAKE_VERSION, read("premake5.lua"), lua_cflags, edit_cflags, sdl_cflags, os.getenv("CC") or "",
+    nvcc or "" }
   local list = table.concat(runtime_sources, "\n") .. "\n" .. table.concat(binding_sources, "\n") .. "\n" ..
     table.concat(command_sources, "\n")
   local flags_changed = write_if_changed("build/tools.txt", table.concat(tools, "\n"))
@@ -185,10 +196,11 @@ if _ACTION == "gmake" then
   end
   -- For projects of other projects' products alone: without a source, Premake 5 skips the commands.
   write_if_changed("build/empty.c", "typedef int nib_nothing;\n")
-  -- Premake's makefiles know no `install`; make reads GNUmakefile before their Makefile. PREFIX and DESTDIR go to the script in
-  -- the environment, where make puts what it was given.
+  -- Premake's makefiles know no `install`; make reads GNUmakefile before their Makefile. PREFIX and DESTDIR go to the
+  -- script in the environment, where make puts what it was given.
   write_if_changed("build/GNUmakefile", ("include Makefile\n\n.PHONY: install uninstall\ninstall: all\n" ..
-    "\t@LUA_PACKAGE='%s' ../scripts/install $(config)\nuninstall:\n\t@../scripts/install --uninstall\n"):format(lua_package))
+    "\t@LUA_PACKAGE='%s' ../scripts/install $(config)\nuninstall:\n\t@../scripts/install --uninstall\n"):format(
+      lua_package))
   if nvcc then
     write_if_changed("build/fatbin.mk", fatbin_makefile())
   else
@@ -203,7 +215,8 @@ end
   if defaultconfiguration then defaultconfiguration "release" end -- the first, but newer Premakes sort them
   location "build"
   language "C"
-  buildoptions { "-std=c11", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-trapping-math",
+  buildoptions { "-std=c11", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=off",
+    "-fno-trapping-math",
     "-pthread" }
   linkoptions { "-pthread" }
   symbols_on() -- everywhere: a stack trace from a release build should name its functions
@@ -236,7 +249,8 @@ end
 
 if nvcc then
   -- Turns kernels/cuda/NAME.cu into build/gen/NAME.inc, the code for all architectures as an array nib_fatbin_NAME.
-  -- A project of its own that others link, because generated sources of the same project are not ready in time under -j.
+  -- A project of its own that others link, because generated sources of the same project are not ready in time under
+  -- -j.
   new_project("fatbin", "StaticLib")
   files { "build/empty.c" }
   prebuildcommands { "MAKEFLAGS= make -s -j4 -f fatbin.mk all" }
@@ -317,8 +331,8 @@ if nvcc then
     buildoptions { lua_cflags, "-isystem", cuda_include }
     links { "runtime", "dl" }
 
-  -- The stand-in for the driver, for specs: loaded as libcuda.so.1 where LD_LIBRARY_PATH names its folder. Beside it the Lua
-  -- module `standin`, by which a spec makes calls fail and counts what is alive.
+  -- The stand-in for the driver, for specs: loaded as libcuda.so.1 where LD_LIBRARY_PATH names its folder. Beside it
+  -- the Lua module `standin`, by which a spec makes calls fail and counts what is alive.
   local function in_standin()
     for _, name in ipairs(configuration_names) do
       when(name)

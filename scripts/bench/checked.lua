@@ -1,7 +1,7 @@
 -- What checked mode costs: the processor time of the same work with `nibble.check` and without, and their ratio.
 --
--- Each sample makes its tensors anew, checked and plain in turn, in one process, and times the work alone: all threads of the
--- process, the kernels' too. The ratio is the median of the pairs' ratios.
+-- Each sample makes its tensors anew, checked and plain in turn, in one process, and times the work alone: all threads
+-- of the process, the kernels' too. The ratio is the median of the pairs' ratios.
 local HELP = [[
 Usage: nibble scripts/bench/checked.lua [options]      (or lua5.4 scripts/bench/checked.lua)
 
@@ -36,21 +36,26 @@ local PAGE_SIZE, HEADS, DIM, BATCH = 16, 4, 64, 8
 local function bf16(...) return nibble.zeros({ ... }, { dtype = "bfloat16", device = "cpu" }) end
 
 local function new_pool(num_pages)
-  return pages.caches { num_pages = num_pages, page_size = PAGE_SIZE, num_kv_heads = HEADS, head_dim = DIM, device = "cpu" }
+  return pages.caches { num_pages = num_pages, page_size = PAGE_SIZE, num_kv_heads = HEADS, head_dim = DIM,
+    device = "cpu" }
 end
 
--- Each case: a name, how often the work is done in a sample, and a function that makes the work: fn(i), for i = 1, 2, ...
+-- Each case: a name, how often the work is done in a sample, and a function that makes the work: fn(i), for i = 1, 2,
+-- ...
 local cases = {}
-local function case(name, count, make) cases[#cases + 1] = { name = name, count = opts.quick and 8 or count, make = make } end
+local function case(name, count, make)
+  cases[#cases + 1] = { name = name, count = opts.quick and 8 or count, make = make }
+end
 
--- A step of decode for a batch of 8, each with `length` tokens and more: append and dequantize of each layer are a graph, and a step
--- copies slots, tables and lengths into its inputs, replays, and waits. `watched`: checked mode knows the allocator, which the step
--- asks for them.
+-- A step of decode for a batch of 8, each with `length` tokens and more: append and dequantize of each layer are a
+-- graph, and a step copies slots, tables and lengths into its inputs, replays, and waits. `watched`: checked mode knows
+-- the allocator, which the step asks for them.
 local function decode(layers, length, steps, watched)
   return function()
     local most = length + steps + 8
     local columns = (most + PAGE_SIZE - 1) // PAGE_SIZE
-    local allocator = pages.allocator { num_pages = BATCH * columns, page_size = PAGE_SIZE, layout = "shuffled", seed = 1 }
+    local allocator = pages.allocator { num_pages = BATCH * columns, page_size = PAGE_SIZE, layout = "shuffled",
+      seed = 1 }
     local pools, requests, prompt = {}, {}, {}
     for l = 1, layers do
       pools[l] = new_pool(BATCH * columns)
@@ -73,7 +78,8 @@ local function decode(layers, length, steps, watched)
     local graph = nibble.current_stream("cpu"):capture(function()
       for l = 1, layers do
         append(rows, rows, input.slot_mapping, pools[l].paged_kv_cache, pools[l].kv_cache_sf, one, one, "NHD")
-        dequantize(pools[l].paged_kv_cache, pools[l].kv_cache_sf, input.block_tables, input.seq_lens, one, one, k, v, "NHD")
+        dequantize(pools[l].paged_kv_cache, pools[l].kv_cache_sf, input.block_tables, input.seq_lens, one, one, k, v,
+          "NHD")
       end
     end)
     graph:replay()

@@ -1,7 +1,9 @@
--- How fast the operations are on the CPU: elements a second and thread, and the share of a copy that moves as many bytes.
+-- How fast the operations are on the CPU: elements a second and thread, and the share of a copy that moves as many
+-- bytes.
 --
--- The copy (t:copy of uint8 tensors, on the same threads) is timed in turn with the operation, in the same run; the share is
--- the median of the pairs' ratios. 100 % is as fast as memory allows when each byte that must move is moved once.
+-- The copy (t:copy of uint8 tensors, on the same threads) is timed in turn with the operation, in the same run; the
+-- share is the median of the pairs' ratios. 100 % is as fast as memory allows when each byte that must move is moved
+-- once.
 local HELP = [[
 Usage: nibble scripts/bench/cpu.lua [options]      (or lua5.4 scripts/bench/cpu.lua)
 
@@ -67,7 +69,8 @@ end
 
 local function filled_pool(kv_layout)
   local pool = pages.caches {
-    num_pages = NUM_PAGES, page_size = PAGE_SIZE, num_kv_heads = HEADS, head_dim = DIM, kv_layout = kv_layout, device = "cpu",
+    num_pages = NUM_PAGES, page_size = PAGE_SIZE, num_kv_heads = HEADS, head_dim = DIM, kv_layout = kv_layout,
+      device = "cpu",
   }
   local k, v = normal("bfloat16", 1, N, HEADS, DIM), normal("bfloat16", 2, N, HEADS, DIM)
   page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(k, v, slots(N, 3), pool.paged_kv_cache, pool.kv_cache_sf,
@@ -75,7 +78,8 @@ local function filled_pool(kv_layout)
   return pool, k, v
 end
 
--- Each case: a name and a function that makes the input and returns the work, its elements and the bytes that it must move.
+-- Each case: a name and a function that makes the input and returns the work, its elements and the bytes that it must
+-- move.
 local VALUES = N * HEADS * DIM       -- elements of K (or V)
 local PACKED = VALUES // 2 + VALUES // 16
 local cases = {}
@@ -87,7 +91,8 @@ for _, dtype in ipairs { "bfloat16", "float16" } do
       local pool = filled_pool(kv_layout)
       local k, v, mapping = normal(dtype, 1, N, HEADS, DIM), normal(dtype, 2, N, HEADS, DIM), slots(N, 4)
       return function()
-        page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(k, v, mapping, pool.paged_kv_cache, pool.kv_cache_sf,
+        page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(k, v, mapping, pool.paged_kv_cache,
+          pool.kv_cache_sf,
           1.0, 1.0, kv_layout)
       end, 2 * VALUES, 2 * (VALUES * 2 + PACKED)
     end)
@@ -107,7 +112,8 @@ for _, dtype in ipairs { "bfloat16", "float16" } do
     local pool, tables, g = filled_pool("NHD"), batch(), one()
     local k, v = nibble.zeros(8, N // 8, HEADS, DIM, on(dtype)), nibble.zeros(8, N // 8, HEADS, DIM, on(dtype))
     return function()
-      quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, tables.block_tables, tables.seq_lens,
+      quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, tables.block_tables,
+        tables.seq_lens,
         g, g, k, v)
     end, 2 * VALUES, 2 * (VALUES * 2 + PACKED)
   end)
@@ -153,7 +159,8 @@ end
 case("rope_quantize_insert, q copied", function()
   local q, kv, cache, mapping, positions, table_of = mla_input()
   return function()
-    close(mla.cake_dsv4_nvfp4_rope_quantize_insert(q, kv, cache, mapping, positions, table_of, { q_head_padded = MLA_HEADS }))
+    close(mla.cake_dsv4_nvfp4_rope_quantize_insert(q, kv, cache, mapping, positions, table_of,
+      { q_head_padded = MLA_HEADS }))
   end, MLA_N * (MLA_HEADS + 1) * 512, MLA_N * (MLA_HEADS * 512 * 4 + 512 * 2 + RECORD)
 end)
 
@@ -260,7 +267,8 @@ if opts.json then
     parts[i] = ('    {"operation": "%s", "elements": %d, "bytes": %d, "elements_per_second_per_thread": %.4g, '
       .. '"memcpy_share": %.4f}'):format(r.name, r.elements, r.bytes, r.rate, r.share)
   end
-  print(('{\n  "threads": %d,\n  "repeats": %d,\n  "quick": %s,\n  "results": [\n%s\n  ]\n}'):format(threads, opts.repeats,
+  print(('{\n  "threads": %d,\n  "repeats": %d,\n  "quick": %s,\n  "results": [\n%s\n  ]\n}'):format(threads,
+    opts.repeats,
     opts.quick, table.concat(parts, ",\n")))
 elseif opts.csv then
   print("operation,elements,bytes,elements_per_second_per_thread,memcpy_share,threads")
@@ -268,7 +276,8 @@ elseif opts.csv then
     print(('"%s",%d,%d,%.4g,%.4f,%d'):format(r.name, r.elements, r.bytes, r.rate, r.share, threads))
   end
 else
-  print(("%d threads, median of %d%s"):format(threads, opts.repeats, opts.quick and "; --quick: caches, not memory" or ""))
+  print(("%d threads, median of %d%s"):format(threads, opts.repeats, opts.quick and "; --quick: caches, not memory"
+    or ""))
   print(("%-42s %12s %10s %22s %12s"):format("operation", "elements", "MB moved", "Melem/s per thread", "of a memcpy"))
   for _, r in ipairs(results) do
     print(("%-42s %12d %10.2f %22.1f %10.1f %%"):format(r.name, r.elements, r.bytes / 1e6, r.rate / 1e6, r.share * 100))

@@ -1,12 +1,13 @@
--- How fast the operations are on a GPU: the share of a plain copy's bandwidth, the time of a small one in a graph, and what a
--- call from Lua takes the host.
+-- How fast the operations are on a GPU: the share of a plain copy's bandwidth, the time of a small one in a graph, and
+-- what a call from Lua takes the host.
 --
--- Each work is captured over several sets of inputs, together larger than the L2 cache, and replayed; a copy of uint8 tensors
--- (16 bytes a thread) that moves as many bytes is captured and replayed in turn with it. The share is the median of the pairs'
--- ratios: 100 % is as fast as memory allows when each byte that must move is moved once.
+-- Each work is captured over several sets of inputs, together larger than the L2 cache, and replayed; a copy of uint8
+-- tensors (16 bytes a thread) that moves as many bytes is captured and replayed in turn with it. The share is the
+-- median of the pairs' ratios: 100 % is as fast as memory allows when each byte that must move is moved once.
 --
--- The host's time is that of an eager call, on a stream that keeps up, and its ratio to a bare cuLaunchKernel with as many bytes
--- of parameters, called from C in turn with it (launch.c, built where the CUDA headers are; without it there is no ratio).
+-- The host's time is that of an eager call, on a stream that keeps up, and its ratio to a bare cuLaunchKernel with as
+-- many bytes of parameters, called from C in turn with it (launch.c, built where the CUDA headers are; without it there
+-- is no ratio).
 local HELP = [[
 Usage: nibble scripts/bench/cuda.lua [options]      (or lua5.4 scripts/bench/cuda.lua)
 
@@ -35,7 +36,9 @@ local problem = not opts and message
 if opts then
   opts.device = opts.device or "cuda:0"
   local usable, reason = nibble.available(opts.device)
-  if not usable or not opts.device:find("^cuda") then problem = ("%s: %s"):format(opts.device, reason or "not a GPU") end
+  if not usable or not opts.device:find("^cuda") then
+    problem = ("%s: %s"):format(opts.device, reason or "not a GPU")
+  end
 end
 if problem then
   io.stderr:write("cuda.lua: ", problem, "\n")
@@ -53,13 +56,15 @@ local function normal(dtype, seed, ...)
 end
 local function scalar(value) return nibble.full({ 1 }, value, on "float32") end
 
--- Each case: a name, how many sets, a function that makes one set: the work, and the bytes that it must move, and the operation.
+-- Each case: a name, how many sets, a function that makes one set: the work, and the bytes that it must move, and the
+-- operation.
 local cases = {}
 local function case(name, sets, make, operation)
   cases[#cases + 1] = { name = name, sets = sets, make = make, operation = operation }
 end
 
--- K and V of `n` tokens, a pool for them, and slots in no order. `o`: heads, dim, page_size, layout, dtype, slots, padding.
+-- K and V of `n` tokens, a pool for them, and slots in no order. `o`: heads, dim, page_size, layout, dtype, slots,
+-- padding.
 local function paged(n, seed, o)
   local heads, dim, page_size = o.heads or 8, o.dim or 128, o.page_size or 16
   local k, v
@@ -67,7 +72,8 @@ local function paged(n, seed, o)
     local both = normal(o.dtype or "bfloat16", seed, { n, 2, heads, dim })
     k, v = both:select(2, 1), both:select(2, 2)
   else
-    k, v = normal(o.dtype or "bfloat16", seed, { n, heads, dim }), normal(o.dtype or "bfloat16", seed + 1, { n, heads, dim })
+    k, v = normal(o.dtype or "bfloat16", seed, { n, heads, dim }),
+      normal(o.dtype or "bfloat16", seed + 1, { n, heads, dim })
   end
   local num_pages = (n + page_size - 1) // page_size + 8 -- requests end inside of pages
   local pool = pages.caches {
@@ -104,7 +110,8 @@ local function dequantize_case(name, n, sets, o)
     local shape = { requests, length, o.heads or 8, o.dim or 128 }
     local out_k, out_v = nibble.zeros(shape, on(dtype)), nibble.zeros(shape, on(dtype))
     return function()
-      quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, t.block_tables, t.seq_lens, g, g, out_k, out_v,
+      quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, t.block_tables, t.seq_lens, g, g,
+        out_k, out_v,
         o.layout or "NHD")
     end, 2 * (2 * values + packed)
   end, "dequantize")
@@ -122,7 +129,8 @@ local function materialize_case(name, n, sets, o)
       out = quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_sf, v_sf, t.block_tables, t.seq_lens, length),
     }
     return function()
-      quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_sf, v_sf, t.block_tables, t.seq_lens, length, opts_of_call)
+      quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_sf, v_sf, t.block_tables, t.seq_lens, length,
+        opts_of_call)
     end, 2 * (values + packed)
   end, "materialize")
 end
@@ -131,7 +139,8 @@ local function rope_case(name, n, sets, heads, rope_opts)
   case(name, sets, function(seed)
     local q, kv = normal("bfloat16", seed, { n, heads, 512 }), normal("bfloat16", seed + 1, { n, 512 })
     local cache = nibble.zeros({ (n + 63) // 64, 64, 384 }, on "uint8")
-    local slots = nibble.randperm((n + 63) // 64 * 64, { dtype = "int64", device = DEVICE, seed = seed }):narrow(1, 1, n)
+    local slots = nibble.randperm((n + 63) // 64 * 64, { dtype = "int64", device = DEVICE, seed = seed }):narrow(1, 1,
+      n)
     local positions, angles = nibble.arange(n, on "int64"), nibble.rope_table(n, { device = DEVICE })
     local q_bytes = n * heads * 4 * (rope_opts.q_inplace and 64 or rope_opts.q_head_padded and 512 or 0)
     return function() mla.cake_dsv4_nvfp4_rope_quantize_insert(q, kv, cache, slots, positions, angles, rope_opts) end,
@@ -223,9 +232,9 @@ local function measure(entry, bar)
   }
 end
 
--- The host's microseconds for a call from Lua, and their ratio to a bare launch's. Few calls at a time, so that the driver's queue
--- takes them without waiting. After all else: behind many eager launches on several streams, an H200 was seen to take up to 0.2 us
--- longer for each node of a graph.
+-- The host's microseconds for a call from Lua, and their ratio to a bare launch's. Few calls at a time, so that the
+-- driver's queue takes them without waiting. After all else: behind many eager launches on several streams, an H200 was
+-- seen to take up to 0.2 us longer for each node of a graph.
 local has_launch, launch = pcall(require, "bench_launch")
 local function eager(entry)
   local bare <close> = has_launch and launch.open(tonumber(DEVICE:match("%d+$")), launch.bytes[entry.operation]) or nil
@@ -264,7 +273,8 @@ end
 if opts.json then
   local parts = {}
   for i, r in ipairs(results) do
-    parts[i] = ('  {"case": "%s", "bytes": %d, "gigabytes_per_second": %.1f, "microseconds": %.3f%s%s%s}'):format(r.name, r.bytes,
+    parts[i] = ('  {"case": "%s", "bytes": %d, "gigabytes_per_second": %.1f, "microseconds": %.3f%s%s%s}'):format(
+      r.name, r.bytes,
       r.gigabytes, r.microseconds, r.share and (', "share_of_copy": %.4f'):format(r.share) or "",
       r.host and (', "host_microseconds": %.3f'):format(r.host) or "",
       r.ratio and (', "host_of_bare_launch": %.3f'):format(r.ratio) or "")
@@ -273,12 +283,15 @@ if opts.json then
 elseif opts.csv then
   print("case,bytes,share_of_copy,gigabytes_per_second,microseconds,host_microseconds,host_of_bare_launch")
   for _, r in ipairs(results) do
-    print(('"%s",%d,%s,%.1f,%.3f,%s,%s'):format(r.name, r.bytes, r.share and ("%.4f"):format(r.share) or "", r.gigabytes,
+    print(('"%s",%d,%s,%.1f,%.3f,%s,%s'):format(r.name, r.bytes, r.share and ("%.4f"):format(r.share) or "",
+      r.gigabytes,
       r.microseconds, r.host and ("%.3f"):format(r.host) or "", r.ratio and ("%.3f"):format(r.ratio) or ""))
   end
 else
   for _, info in ipairs(nibble.devices()) do
-    if info.name == DEVICE then print(("%s (%s), %d tokens, medians of %d"):format(DEVICE, info.description, N, opts.repeats)) end
+    if info.name == DEVICE then
+      print(("%s (%s), %d tokens, medians of %d"):format(DEVICE, info.description, N, opts.repeats))
+    end
   end
   local line = "%-32s %10s %10s %8s %14s %15s %15s"
   print(line:format("case", "MB a call", "of a copy", "GB/s", "us in a graph", "us host, eager", "x bare launch"))

@@ -3,7 +3,8 @@
 --   nibble scripts/examples/capture_and_replay.lua    (or lua5.4 ...)
 --
 -- A graph remembers which tensors its operations use, not what is in them. So each step writes its input into the same
--- tensors and replays. The batch has room for four requests; only three run, and slot -1 tells the append to skip row four.
+-- tensors and replays. The batch has room for four requests; only three run, and slot -1 tells the append to skip row
+-- four.
 
 local here = arg[0]:match("^(.*)/[^/]*$") or "." -- so that it runs from any directory, in plain Lua too
 package.path = here .. "/../?.lua;" .. package.path

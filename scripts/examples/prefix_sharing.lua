@@ -12,7 +12,8 @@ local show = require "nibble.show"
 
 local HEADS, DIM, PAGE_SIZE = 2, 64, 4
 local allocator = pages.allocator { num_pages = 12, page_size = PAGE_SIZE }
-local pool = pages.caches { num_pages = 12, page_size = PAGE_SIZE, num_kv_heads = HEADS, head_dim = DIM, kv_layout = "HND" }
+local pool = pages.caches { num_pages = 12, page_size = PAGE_SIZE, num_kv_heads = HEADS, head_dim = DIM,
+  kv_layout = "HND" }
 
 local function append(slots, seed)
   local rows = nibble.randn(#slots, HEADS, DIM, { dtype = "bfloat16", seed = seed })
@@ -26,7 +27,8 @@ append(allocator:slots(parent), 1)
 local child = allocator:fork(parent)
 print(show.page_table(allocator, { parent, child }, { names = { "parent", "child" } }))
 
--- The child's next token belongs on the last page, which it shares: the allocator exchanges the page and says what to copy.
+-- The child's next token belongs on the last page, which it shares: the allocator exchanges the page and says what to
+-- copy.
 local slots, copies = allocator:append(child, 1)
 for _, copy in ipairs(copies) do
   print(("\ncopy %d entries of page %d to page %d"):format(copy.entries, copy.source, copy.destination))

@@ -1,5 +1,5 @@
--- Beam search: each beam gets a token, then the best continuations replace the beams. A beam may go on in several or in none; those
--- that go on share all pages so far, and the first to write to a page that is shared copies it.
+-- Beam search: each beam gets a token, then the best continuations replace the beams. A beam may go on in several or in
+-- none; those that go on share all pages so far, and the first to write to a page that is shared copies it.
 
 return {
   title = "beam search: beams are reordered, forked and dropped after each token",
@@ -16,7 +16,8 @@ return {
     s.max_len = p.prompt + run.steps
     local held = (s.max_len + p.page_size - 1) // p.page_size
     s.cache = run:cache {
-      num_pages = 1 + 2 * p.beams * held, page_size = p.page_size, num_kv_heads = 2, head_dim = 64, kv_layout = p.kv_layout,
+      num_pages = 1 + 2 * p.beams * held, page_size = p.page_size, num_kv_heads = 2, head_dim = 64,
+        kv_layout = p.kv_layout,
       page_layout = "fragmented", batch = p.beams, max_len = s.max_len,
     }
     s.beams = { assert(s.cache:admit(p.prompt)) }
@@ -50,7 +51,8 @@ return {
       for j = 1, i - 1 do
         if s.parents[i] == s.parents[j] then
           local length = s.beams[i].length - 1
-          run:expect(out[i]:narrow(1, 1, length):equal(out[j]:narrow(1, 1, length)), "beams %d and %d of one parent differ", j, i)
+          run:expect(out[i]:narrow(1, 1, length):equal(out[j]:narrow(1, 1, length)),
+            "beams %d and %d of one parent differ", j, i)
         end
       end
     end

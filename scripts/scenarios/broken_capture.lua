@@ -1,6 +1,7 @@
--- What fails in the middle of a capture: an error of the script, a value that is read, a number where a graph needs a tensor, another
--- capture, a stream that is not joined back. Each time nothing of it may have happened: the stream is as it was, the former graph
--- replays, no byte is written, no memory stays. What is refused inside and caught there does not even end the capture.
+-- What fails in the middle of a capture: an error of the script, a value that is read, a number where a graph needs a
+-- tensor, another capture, a stream that is not joined back. Each time nothing of it may have happened: the stream is
+-- as it was, the former graph replays, no byte is written, no memory stays. What is refused inside and caught there
+-- does not even end the capture.
 
 local nibble = require "nibble"
 
@@ -13,7 +14,8 @@ local accidents = {
   { "a replay", function(run) run.graphs.step.graph:replay() end, "captur" },
   { "a number as a scale", function(_, cache)
     local layer, op = cache.layers[1], nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
-    op(layer.key, layer.value, cache.slot_mapping, layer.pool.paged_kv_cache, layer.pool.kv_cache_sf, 1.0, 1.0, cache.kv_layout)
+    op(layer.key, layer.value, cache.slot_mapping, layer.pool.paged_kv_cache, layer.pool.kv_cache_sf, 1.0, 1.0,
+      cache.kv_layout)
   end, "k_scale" },
   { "a wrong shape", function(_, cache) cache.block_tables:copy(cache.seq_lens:narrow(1, 1, 0)) end, "copy" },
   { "a stream that is not joined", function(run, cache)
@@ -68,7 +70,8 @@ return {
     local p, s = run.p, run.state
     s.accidents = 0
     s.cache = run:cache {
-      num_pages = 1 + p.requests * ((4 + run.steps + p.page_size - 1) // p.page_size), page_size = p.page_size, num_kv_heads = 2,
+      num_pages = 1 + p.requests * ((4 + run.steps + p.page_size - 1) // p.page_size), page_size = p.page_size,
+        num_kv_heads = 2,
       head_dim = 64, kv_layout = p.kv_layout, batch = p.requests, max_len = 4 + run.steps,
     }
     s.untouched = nibble.zeros(4, { device = run.device })

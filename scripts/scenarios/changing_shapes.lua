@@ -1,6 +1,7 @@
--- What happens to a graph when shapes change. Requests come and go, so that a step's batch may have another number of rows: the graph
--- is updated, which works in place while the operations and their order stay. Every few steps the E4M3 copy is switched on or off:
--- other operations, which an update can only build anew. Now and then the graph is thrown away and captured from scratch.
+-- What happens to a graph when shapes change. Requests come and go, so that a step's batch may have another number of
+-- rows: the graph is updated, which works in place while the operations and their order stay. Every few steps the E4M3
+-- copy is switched on or off: other operations, which an update can only build anew. Now and then the graph is thrown
+-- away and captured from scratch.
 
 return {
   title = "changing shapes: a graph is captured, updated in place, built anew and captured again",
@@ -17,8 +18,10 @@ return {
     local p, s = run.p, run.state
     s.max_len = 8 + run.steps
     s.cache = run:cache {
-      num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size), page_size = p.page_size, num_kv_heads = 2,
-      head_dim = 64, kv_layout = p.kv_layout, page_layout = "fragmented", batch = p.requests, max_len = s.max_len, materialize = true,
+      num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size), page_size = p.page_size,
+        num_kv_heads = 2,
+      head_dim = 64, kv_layout = p.kv_layout, page_layout = "fragmented", batch = p.requests, max_len = s.max_len,
+        materialize = true,
     }
     s.with_copy, s.shape, s.captures, s.updates, s.rebuilt = false, "", 0, 0, 0
     assert(s.cache:admit(3))

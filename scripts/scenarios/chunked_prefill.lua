@@ -1,5 +1,5 @@
--- Chunked prefill: each step has a budget of tokens. Requests that decode take one each; what is left goes to the prompts that are
--- still coming in, in pieces. One append takes both kinds of rows, one graph serves every mixture.
+-- Chunked prefill: each step has a budget of tokens. Requests that decode take one each; what is left goes to the
+-- prompts that are still coming in, in pieces. One append takes both kinds of rows, one graph serves every mixture.
 
 return {
   title = "chunked prefill: pieces of prompts and decoded tokens in one append under one budget",
@@ -17,8 +17,10 @@ return {
     s.max_len = p.prompt + 6
     s.pieces = 0
     s.cache = run:cache {
-      num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size), page_size = p.page_size, num_kv_heads = 2,
-      head_dim = 64, kv_layout = p.kv_layout, page_layout = "fragmented", batch = p.requests, rows = p.budget, max_len = s.max_len,
+      num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size), page_size = p.page_size,
+        num_kv_heads = 2,
+      head_dim = 64, kv_layout = p.kv_layout, page_layout = "fragmented", batch = p.requests, rows = p.budget,
+        max_len = s.max_len,
     }
   end,
 

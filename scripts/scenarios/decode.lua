@@ -1,15 +1,17 @@
 -- A decode loop of a language model's server over NVFP4 KV caches.
 --
--- Requests of different lengths are prefilled with one append; then every step appends one token to each running request,
--- dequantizes all of them (append -> dequantize) and makes the E4M3 copy that attention kernels read (append -> swizzle V's scales
--- -> materialize). Requests leave and join meanwhile, so that rows of the batch are padding and pages are used again. There is a
--- graph for each padded batch size; all of them share the caches, the inputs and the outputs.
+-- Requests of different lengths are prefilled with one append; then every step appends one token to each running
+-- request, dequantizes all of them (append -> dequantize) and makes the E4M3 copy that attention kernels read (append
+-- -> swizzle V's scales -> materialize). Requests leave and join meanwhile, so that rows of the batch are padding and
+-- pages are used again. There is a graph for each padded batch size; all of them share the caches, the inputs and the
+-- outputs.
 
 local nibble = require "nibble"
 
 local root = (debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or ".") .. "/../.."
 
--- The layers of a safetensors file: tensors NAME.k and NAME.v [tokens, heads, head_dim], float32 ones rounded to bfloat16.
+-- The layers of a safetensors file: tensors NAME.k and NAME.v [tokens, heads, head_dim], float32 ones rounded to
+-- bfloat16.
 local function load_safetensors(path)
   local entries, message = nibble.list(path)
   if not entries then return nil, message end
@@ -18,7 +20,8 @@ local function load_safetensors(path)
     local name = entry.name:match("^(.*)%.k$")
     if name then names[#names + 1] = name end
   end
-  local function key(name) return (name:gsub("%d+", function(n) return ("%08d"):format(n) end)) end -- layer.2 before layer.10
+  -- layer.2 before layer.10
+  local function key(name) return (name:gsub("%d+", function(n) return ("%08d"):format(n) end)) end
   table.sort(names, function(a, b) return key(a) < key(b) end)
   for l, name in ipairs(names) do
     source[l] = { name = name }
@@ -55,10 +58,12 @@ local function load_input(input)
   for _, layer in ipairs(source) do
     for i = 1, 2 do
       local t = layer[i]
-      if t:dim() ~= 3 or t.dtype ~= first.dtype or t.dtype ~= "bfloat16" and t.dtype ~= "float16" or t.shape[1] ~= first.shape[1]
+      if t:dim() ~= 3 or t.dtype ~= first.dtype or t.dtype ~= "bfloat16" and t.dtype ~= "float16"
+        or t.shape[1] ~= first.shape[1]
         or t.shape[2] ~= first.shape[2] or t.shape[3] % 16 ~= 0 or t.shape[3] ~= source[1][i].shape[3] then
-        return nil, ("expected K and V of all layers to be [tokens, heads, head_dim] of one float dtype, got %s {%s} in %s"):format(
-          t.dtype, table.concat(t.shape, ", "), layer.name)
+        local expected = "expected K and V of all layers to be [tokens, heads, head_dim] of one float dtype, "
+          .. "got %s {%s} in %s"
+        return nil, expected:format(t.dtype, table.concat(t.shape, ", "), layer.name)
       end
     end
   end
@@ -119,7 +124,8 @@ return {
     page_size = { 16, min = 1, help = "tokens a page" },
     layout = { "HND", "NHD", help = "of the caches" },
     page_layout = { "fragmented", "sequential", "shuffled", "ring", help = "the order in which pages are handed out" },
-    input = { "real", "minilm", any = "a path", help = "K and V: in spec/data, of x.safetensors, or of a folder with case.lua" },
+    input = { "real", "minilm", any = "a path",
+      help = "K and V: in spec/data, of x.safetensors, or of a folder with case.lua" },
     random = { false, help = "random tokens, two layers, instead; of any shape:" },
     tokens = { 320, min = 2, help = "tokens that requests are slices of (with --random)" },
     heads = { 4, min = 1, help = "KV heads (with --random)" },
@@ -130,7 +136,8 @@ return {
   errors = true,
   grid = {
     { steps = 4, random = true, tokens = 20, heads = 1, requests = 3 }, { steps = 12 },
-    { steps = 6, requests = 3, input = "minilm" }, { steps = 12, layout = "NHD" }, { steps = 12, page_size = 4, page_layout = "ring" },
+    { steps = 6, requests = 3, input = "minilm" }, { steps = 12, layout = "NHD" },
+      { steps = 12, page_size = 4, page_layout = "ring" },
     { steps = 20, requests = 13, page_layout = "shuffled", page_size = 64 }, { steps = 3, requests = 1 },
     { steps = 1, page_layout = "sequential" },
     { steps = 10, random = true, tokens = 50, heads = 3, head_dim = 128, dtype = "float16", layout = "NHD" },
@@ -151,7 +158,9 @@ return {
       if not source then return "--input: " .. message end
       tokens = source[1][1].shape[1]
     end
-    if steps >= tokens then return ("--steps: expected fewer than the %d tokens of the input, got %d"):format(tokens, steps) end
+    if steps >= tokens then
+      return ("--steps: expected fewer than the %d tokens of the input, got %d"):format(tokens, steps)
+    end
   end,
 
   setup = function(run)
@@ -169,12 +178,17 @@ return {
     s.materialize = shape[3] % 64 == 0 and p.page_size % 4 == 0
     s.padding = 0
     s.cache = run:cache {
-      source = source, num_pages = num_pages, page_size = p.page_size, kv_layout = p.layout, page_layout = p.page_layout,
-      page_padding = 64, sf_page_padding = 16, batch = bucket_of(p.requests), max_len = max_len, materialize = s.materialize,
+      source = source, num_pages = num_pages, page_size = p.page_size, kv_layout = p.layout,
+        page_layout = p.page_layout,
+      page_padding = 64, sf_page_padding = 16, batch = bucket_of(p.requests), max_len = max_len,
+        materialize = s.materialize,
     }
-    run:say("%s: %d layers, %d tokens, %d KV heads x %d, %s", origin, #source, shape[1], shape[2], shape[3], s.cache.dtype)
-    run:say("%d requests, prompts of %d to %d tokens; at most %d tokens a request", p.requests, shortest, longest, max_len)
-    run:say("caches: %d pages of %d tokens, %s, handed out %s; 64 bytes between pages, 16 between pages of scales", num_pages,
+    run:say("%s: %d layers, %d tokens, %d KV heads x %d, %s", origin, #source, shape[1], shape[2], shape[3],
+      s.cache.dtype)
+    run:say("%d requests, prompts of %d to %d tokens; at most %d tokens a request", p.requests, shortest, longest,
+      max_len)
+    run:say("caches: %d pages of %d tokens, %s, handed out %s; 64 bytes between pages, 16 between pages of scales",
+      num_pages,
       p.page_size, p.layout, p.page_layout)
     if not s.materialize then run:say("no materialize: it needs head_dim %% 64 == 0 and page_size %% 4 == 0") end
   end,

@@ -1,6 +1,6 @@
--- DeepSeek-V4's records: one vector of 512 dimensions a token, 448 quantized and 64 rotated, in pages whose stride is padded. One
--- operation rotates the queries, in place or into padded heads, and rotates, quantizes and inserts the token; its sibling keeps a
--- second cache with one record for each `compress_ratio` tokens.
+-- DeepSeek-V4's records: one vector of 512 dimensions a token, 448 quantized and 64 rotated, in pages whose stride is
+-- padded. One operation rotates the queries, in place or into padded heads, and rotates, quantizes and inserts the
+-- token; its sibling keeps a second cache with one record for each `compress_ratio` tokens.
 
 local nibble = require "nibble"
 local pages = require "nibble.pages"
@@ -16,7 +16,9 @@ local function make_pool(run, name, num_pages, page_size)
   local cache = memory:as_strided({ num_pages, page_size, RECORD }, { stride, RECORD, 1 })
   local image = run:watch(name, cache, function(offset)
     local page, rest = offset // (page_size * RECORD), offset % (page_size * RECORD)
-    if rest < page_size * 352 then return ("page %d, entry %d, byte %d of its data"):format(page, rest // 352, rest % 352) end
+    if rest < page_size * 352 then
+      return ("page %d, entry %d, byte %d of its data"):format(page, rest // 352, rest % 352)
+    end
     rest = rest - page_size * 352
     return ("page %d, entry %d, byte %d of its scales"):format(page, rest // 32, rest % 32)
   end)
@@ -33,14 +35,16 @@ return {
     page_size = { 4, min = 1, max = 64, help = "tokens a page" },
   },
   steps = 10,
-  grid = { {}, { in_place = true }, { compress_ratio = 1, page_size = 1 }, { heads = 8, requests = 1, in_place = true } },
+  grid = { {}, { in_place = true }, { compress_ratio = 1, page_size = 1 },
+    { heads = 8, requests = 1, in_place = true } },
 
   setup = function(run)
     local p, s = run.p, run.state
     local held = (4 + run.steps + p.page_size - 1) // p.page_size
     local num_pages = 1 + p.requests * held
     local function zeros(dtype, ...) return nibble.zeros({ ... }, { dtype = dtype, device = run.device }) end
-    s.allocator = pages.allocator { num_pages = num_pages, page_size = p.page_size, layout = "shuffled", seed = run.seed, reserved = 1 }
+    s.allocator = pages.allocator { num_pages = num_pages, page_size = p.page_size, layout = "shuffled",
+      seed = run.seed, reserved = 1 }
     s.cache, s.image = make_pool(run, "records", num_pages, p.page_size)
     s.small, s.small_image = make_pool(run, "compressed records", num_pages, p.page_size)
     -- The static inputs. There is one row more than requests: padding, which has no slot.
@@ -53,7 +57,8 @@ return {
     s.read = zeros("bfloat16", s.rows - 1, 512) -- the records read back
     s.read_image = run:watch("records read back", s.read)
     s.requests, s.small_requests = {}, {}
-    s.small_allocator = pages.allocator { num_pages = num_pages, page_size = p.page_size, layout = "ring", reserved = 1 }
+    s.small_allocator = pages.allocator { num_pages = num_pages, page_size = p.page_size, layout = "ring",
+      reserved = 1 }
     for i = 1, p.requests do
       s.requests[i], s.small_requests[i] = assert(s.allocator:allocate(0)), assert(s.small_allocator:allocate(0))
     end
@@ -95,16 +100,19 @@ return {
         s.reference_table = rope
       end
       local wanted = reference.rope_insert {
-        q = host.q, kv = host.kv, cache = s.image:array(), slot_mapping = host.slots, positions = host.positions, cos_sin_cache = rope,
+        q = host.q, kv = host.kv, cache = s.image:array(), slot_mapping = host.slots, positions = host.positions,
+          cos_sin_cache = rope,
         q_head_padded = p.in_place and 0 or 8, q_inplace = p.in_place,
       }
       s.image:set(wanted.cache)
       s.out_image:set(wanted.q_out)
       s.small_image:set(reference.kv_rope_insert({
-        kv = host.kv, cache = s.small_image:array(), slot_mapping = host.small_slots, positions = host.positions, cos_sin_cache = rope,
+        kv = host.kv, cache = s.small_image:array(), slot_mapping = host.small_slots, positions = host.positions,
+          cos_sin_cache = rope,
         compress_ratio = p.compress_ratio,
       }).cache)
-      s.read_image:set(reference.mla_dequantize({ cache = s.image:array(), slots = host.slots:narrow(1, 1, s.rows - 1) }).rows)
+      s.read_image:set(reference.mla_dequantize({ cache = s.image:array(),
+        slots = host.slots:narrow(1, 1, s.rows - 1) }).rows)
     end)
   end,
 

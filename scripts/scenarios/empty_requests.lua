@@ -1,5 +1,5 @@
--- Requests of length 0 and 1, steps in which nobody has a token, and batches without any request: there is a graph for each number of
--- rows, 0 among them. What is empty writes nothing and reads nothing.
+-- Requests of length 0 and 1, steps in which nobody has a token, and batches without any request: there is a graph for
+-- each number of rows, 0 among them. What is empty writes nothing and reads nothing.
 
 return {
   title = "empty and one-token requests, steps without a token, graphs of zero rows",

@@ -1,5 +1,5 @@
--- More conversations than the pool has room for. When a token finds no page, the conversation that has waited longest loses all of
--- its pages; when its turn comes again, its whole text is appended anew, on whatever pages are free then.
+-- More conversations than the pool has room for. When a token finds no page, the conversation that has waited longest
+-- loses all of its pages; when its turn comes again, its whole text is appended anew, on whatever pages are free then.
 
 return {
   title = "eviction: a full pool, whose pages go from idle conversations to running ones and back",
@@ -37,7 +37,9 @@ return {
     local function evict()
       local oldest
       for _, other in ipairs(s.conversations) do
-        if other.request and other ~= turn[1] and other ~= turn[2] and (not oldest or other.last < oldest.last) then oldest = other end
+        if other.request and other ~= turn[1] and other ~= turn[2] and (not oldest or other.last < oldest.last) then
+          oldest = other
+        end
       end
       oldest.text = oldest.request.text
       cache:free(oldest.request)
@@ -69,7 +71,8 @@ return {
       local tokens = #(one.request and one.request.text or one.text)
       if one.last > 0 then wanted = wanted + (tokens + run.p.page_size - 1) // run.p.page_size end
     end
-    run:expect(wanted <= 2 * s.held or s.evicted > 0, "%d pages were wanted of %d, and nothing was evicted", wanted, 2 * s.held)
+    run:expect(wanted <= 2 * s.held or s.evicted > 0, "%d pages were wanted of %d, and nothing was evicted", wanted,
+      2 * s.held)
   end,
 
   verdict = function(run) return ("%d times a conversation lost its pages"):format(run.state.evicted) end,

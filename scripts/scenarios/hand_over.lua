@@ -1,6 +1,7 @@
--- Disaggregated serving: one place prefills, another decodes. Each has a pool of its own, with its own page size and layout. When a
--- prompt is done, its tokens' bytes are copied from the one's pages to the other's, as many neighbours at a time as both pages have,
--- and the decoder's table says where they are now. Codes and scales are copied as they are: nothing is quantized twice.
+-- Disaggregated serving: one place prefills, another decodes. Each has a pool of its own, with its own page size and
+-- layout. When a prompt is done, its tokens' bytes are copied from the one's pages to the other's, as many neighbours
+-- at a time as both pages have, and the decoder's table says where they are now. Codes and scales are copied as they
+-- are: nothing is quantized twice.
 
 -- Entries `first` .. `first + count - 1` of a page: [count, heads, bytes].
 local function entries(cache, tensor, page, first, count)
@@ -41,13 +42,15 @@ return {
     local p, s = run.p, run.state
     s.max_len = p.prompt + p.requests
     s.prefill = run:cache {
-      name = "prefill", num_pages = 1 + (p.prompt + p.page_size - 1) // p.page_size, page_size = p.page_size, num_kv_heads = 2,
+      name = "prefill", num_pages = 1 + (p.prompt + p.page_size - 1) // p.page_size, page_size = p.page_size,
+        num_kv_heads = 2,
       head_dim = 64, kv_layout = p.kv_layout, batch = 1, max_len = p.prompt, device = p.from == "cpu" and "cpu" or nil,
     }
     local held = (s.max_len + p.decode_page_size - 1) // p.decode_page_size
     s.decode = run:cache {
       name = "decode", source = s.prefill.source, num_pages = 1 + p.requests * held,
-      page_size = p.decode_page_size, kv_layout = "HND", page_layout = "shuffled", page_padding = 32, sf_page_padding = 16,
+      page_size = p.decode_page_size, kv_layout = "HND", page_layout = "shuffled", page_padding = 32,
+        sf_page_padding = 16,
       batch = p.requests, max_len = s.max_len,
     }
   end,

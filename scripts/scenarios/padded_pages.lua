@@ -1,5 +1,6 @@
--- One allocation for everything: a page is K's codes, V's codes, K's scales, V's scales, and bytes that belong to somebody else. So
--- all four caches have one page stride, far larger than a page of any of them. Nothing may touch the bytes between.
+-- One allocation for everything: a page is K's codes, V's codes, K's scales, V's scales, and bytes that belong to
+-- somebody else. So all four caches have one page stride, far larger than a page of any of them. Nothing may touch the
+-- bytes between.
 
 local nibble = require "nibble"
 
@@ -19,7 +20,9 @@ local function slab(run, num_pages, page_size, heads, dim, gap)
     local bytes = page_size * heads * size
     pool.storage[i] = memory:narrow(2, offset + 1, bytes)
     local shape, strides = { num_pages, page_size, heads, size }, { stride, heads * size, size, 1 }
-    if pool.kv_layout == "HND" then shape, strides = { num_pages, heads, page_size, size }, { stride, page_size * size, size, 1 } end
+    if pool.kv_layout == "HND" then
+      shape, strides = { num_pages, heads, page_size, size }, { stride, page_size * size, size, 1 }
+    end
     local view = memory:as_strided(shape, strides, offset)
     if i <= 2 then pool.paged_kv_cache[i] = view else pool.kv_cache_sf[i - 2] = view:reinterpret("float8_e4m3fn") end
     offset = offset + bytes
@@ -45,7 +48,8 @@ return {
   parameters = {
     gap = { 48, min = 1, max = 4096, help = "bytes before, between and behind the parts of a page" },
     requests = { 3, min = 1, max = 16, help = "requests" },
-    heads = { 4, min = 1, max = 16, help = "KV heads; as many as a page has tokens, so that no check can tell the two apart" },
+    heads = { 4, min = 1, max = 16,
+      help = "KV heads; as many as a page has tokens, so that no check can tell the two apart" },
     head_dim = { 64, min = 64, max = 256, multiple = 64, help = "of K and V" },
     page_size = { 4, min = 4, max = 64, multiple = 4, help = "tokens a page" },
     kv_layout = { "HND", "NHD", help = "of the caches" },
@@ -59,8 +63,10 @@ return {
     local num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size)
     local pool = slab(run, num_pages, p.page_size, p.heads, p.head_dim, p.gap)
     s.cache = run:cache {
-      num_pages = num_pages, page_size = p.page_size, num_kv_heads = p.heads, head_dim = p.head_dim, kv_layout = p.kv_layout,
-      page_layout = "shuffled", pool = function() return pool end, batch = p.requests, max_len = s.max_len, materialize = true,
+      num_pages = num_pages, page_size = p.page_size, num_kv_heads = p.heads, head_dim = p.head_dim,
+        kv_layout = p.kv_layout,
+      page_layout = "shuffled", pool = function() return pool end, batch = p.requests, max_len = s.max_len,
+        materialize = true,
     }
     for i, gap in ipairs(pool.gaps) do run:watch("gap " .. i, gap) end -- must stay as it is: nobody keeps its image
     for _ = 1, p.requests do assert(s.cache:admit(1 + run.random(9))) end

@@ -1,14 +1,15 @@
--- Preemption: more requests than the pool can hold. When a running one finds no page, the youngest is swapped out: the bytes of its
--- pages go to a second pool, and their pages to whoever is waiting. Later it comes back, on other pages, and goes on where it was,
--- without a token computed twice.
+-- Preemption: more requests than the pool can hold. When a running one finds no page, the youngest is swapped out: the
+-- bytes of its pages go to a second pool, and their pages to whoever is waiting. Later it comes back, on other pages,
+-- and goes on where it was, without a token computed twice.
 
--- A request with its bytes, from one cache to another of the same page size and layout; nil when there are too few pages. Of its last
--- page only the entries that it uses: what is in the others is somebody's who was there before.
+-- A request with its bytes, from one cache to another of the same page size and layout; nil when there are too few
+-- pages. Of its last page only the entries that it uses: what is in the others is somebody's who was there before.
 local function move(run, request, from, to)
   local moved = to:admit(request.text, { queue = false })
   if not moved then return nil end
   run:timed(to.name == "swap" and "swapped out" or "swapped in", function()
-    local entries = from.kv_layout == "HND" and 2 or 1 -- which dimension of a page [heads, entries, bytes] or [entries, heads, bytes]
+    -- which dimension of a page [heads, entries, bytes] or [entries, heads, bytes]
+    local entries = from.kv_layout == "HND" and 2 or 1
     for j, page in ipairs(request.pages) do
       local used = math.min(from.page_size, request.length - (j - 1) * from.page_size)
       for _, part in ipairs { "paged_kv_cache", "kv_cache_sf" } do
@@ -43,7 +44,8 @@ return {
       page_layout = "shuffled", batch = p.requests, max_len = p.length,
     }
     s.swap = run:cache {
-      name = "swap", source = s.cache.source, num_pages = 1 + p.requests * longest, page_size = p.page_size, kv_layout = p.kv_layout,
+      name = "swap", source = s.cache.source, num_pages = 1 + p.requests * longest, page_size = p.page_size,
+        kv_layout = p.kv_layout,
       batch = 1, max_len = p.length, device = p.swap == "cpu" and "cpu" or nil,
     }
     s.out, s.back = 0, 0

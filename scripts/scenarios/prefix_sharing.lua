@@ -1,6 +1,6 @@
--- Requests that begin with the same prompt share its pages. The last one is seldom full: whoever writes to it while others share it
--- gets a copy first, and the others' bytes stay as they are. Requests end and others are forked from the prompt, or from the middle
--- of a request that is still running.
+-- Requests that begin with the same prompt share its pages. The last one is seldom full: whoever writes to it while
+-- others share it gets a copy first, and the others' bytes stay as they are. Requests end and others are forked from
+-- the prompt, or from the middle of a request that is still running.
 
 return {
   title = "prefix sharing: forks of one prompt, each page copied when its first writer comes",
@@ -18,7 +18,8 @@ return {
     s.max_len = p.prompt + run.steps
     local held = (s.max_len + p.page_size - 1) // p.page_size
     s.cache = run:cache {
-      num_pages = 1 + (p.requests + 1) * held, page_size = p.page_size, num_kv_heads = 2, head_dim = 64, kv_layout = p.kv_layout,
+      num_pages = 1 + (p.requests + 1) * held, page_size = p.page_size, num_kv_heads = 2, head_dim = 64,
+        kv_layout = p.kv_layout,
       page_layout = "shuffled", page_padding = p.page_padding, batch = p.requests + 1, max_len = s.max_len,
     }
     s.prompt = assert(s.cache:admit(p.prompt)) -- never grows, so that whoever shares it has to copy
@@ -50,7 +51,8 @@ return {
     for _, request in ipairs(cache.live) do -- a page that is written to is the writer's alone
       local last = request.pages[#request.pages]
       local shared = cache.allocator:references(last) > 1
-      run:expect(request == run.state.prompt or not shared, "request %d has written to page %d, which others share", request.id, last)
+      run:expect(request == run.state.prompt or not shared, "request %d has written to page %d, which others share",
+        request.id, last)
     end
   end,
 

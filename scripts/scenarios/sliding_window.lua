@@ -1,6 +1,6 @@
--- Sliding-window attention: a request keeps the pages that its window touches; the oldest full page goes back when the window has
--- left it, and the ring of free pages hands it to somebody else as late as it can. Positions in the text go on; those in the cache
--- are counted from what is left.
+-- Sliding-window attention: a request keeps the pages that its window touches; the oldest full page goes back when the
+-- window has left it, and the ring of free pages hands it to somebody else as late as it can. Positions in the text go
+-- on; those in the cache are counted from what is left.
 
 return {
   title = "sliding window: each request keeps a ring of pages, the oldest goes back as the window slides",
@@ -17,7 +17,8 @@ return {
     -- The window may begin in the middle of a page and ends in another, and the next token wants one more.
     local held = (p.window + p.page_size - 2) // p.page_size + 2
     s.cache = run:cache {
-      num_pages = 1 + p.requests * held, page_size = p.page_size, num_kv_heads = 2, head_dim = 64, kv_layout = p.kv_layout,
+      num_pages = 1 + p.requests * held, page_size = p.page_size, num_kv_heads = 2, head_dim = 64,
+        kv_layout = p.kv_layout,
       page_layout = "ring", batch = p.requests, max_len = held * p.page_size,
     }
     for _ = 1, p.requests do assert(s.cache:admit(1 + run.random(p.window))) end

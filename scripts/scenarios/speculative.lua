@@ -1,5 +1,5 @@
--- Speculative decoding: a small model drafts some tokens, all of them are appended and read in one step, and the large model keeps the
--- first few. The slots of the others are taken back and hold the next step's tokens.
+-- Speculative decoding: a small model drafts some tokens, all of them are appended and read in one step, and the large
+-- model keeps the first few. The slots of the others are taken back and hold the next step's tokens.
 
 return {
   title = "speculative decoding: drafts are appended, some are rejected, their slots are used again",
@@ -16,8 +16,10 @@ return {
     s.max_len = 4 + run.steps * (p.drafts + 1)
     s.rejected, s.reused, s.taken_back = 0, 0, {}
     s.cache = run:cache {
-      num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size), page_size = p.page_size, num_kv_heads = 2,
-      head_dim = 64, kv_layout = p.kv_layout, page_layout = "shuffled", batch = p.requests, rows = p.requests * (p.drafts + 1),
+      num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size), page_size = p.page_size,
+        num_kv_heads = 2,
+      head_dim = 64, kv_layout = p.kv_layout, page_layout = "shuffled", batch = p.requests,
+        rows = p.requests * (p.drafts + 1),
       max_len = s.max_len,
     }
     for _ = 1, p.requests do assert(s.cache:admit(1 + run.random(4))) end
@@ -30,7 +32,9 @@ return {
     for _, request in ipairs(cache.live) do
       if run.step > 1 then
         local kept = run.random(p.drafts + 1)
-        for _, slot in ipairs(cache.allocator:slots(request, request.length - p.drafts + kept)) do s.taken_back[slot] = true end
+        for _, slot in ipairs(cache.allocator:slots(request, request.length - p.drafts + kept)) do
+          s.taken_back[slot] = true
+        end
         cache:rewind(request, p.drafts - kept)
         s.rejected = s.rejected + p.drafts - kept
       end

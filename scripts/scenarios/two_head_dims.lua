@@ -1,5 +1,6 @@
--- K and V with different head dimensions, as in attention with a latent K: 192 and 128. An append takes K and V of one dimension, so
--- each side is appended by itself, the halves of its rows as K and V. The dequantization reads both at once.
+-- K and V with different head dimensions, as in attention with a latent K: 192 and 128. An append takes K and V of one
+-- dimension, so each side is appended by itself, the halves of its rows as K and V. The dequantization reads both at
+-- once.
 
 return {
   title = "K and V with different head dimensions in one cache",
@@ -18,8 +19,10 @@ return {
     local p, s = run.p, run.state
     s.max_len = 9 + run.steps
     s.cache = run:cache {
-      num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size), page_size = p.page_size, num_kv_heads = p.heads,
-      head_dim = p.head_dim, v_head_dim = p.v_head_dim, dtype = p.dtype, kv_layout = p.kv_layout, page_layout = "shuffled",
+      num_pages = 1 + p.requests * ((s.max_len + p.page_size - 1) // p.page_size), page_size = p.page_size,
+        num_kv_heads = p.heads,
+      head_dim = p.head_dim, v_head_dim = p.v_head_dim, dtype = p.dtype, kv_layout = p.kv_layout,
+        page_layout = "shuffled",
       page_padding = 32, batch = p.requests, max_len = s.max_len, tokens = 24,
     }
     for _ = 1, p.requests do assert(s.cache:admit(1 + run.random(9))) end

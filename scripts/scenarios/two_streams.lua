@@ -1,6 +1,6 @@
--- A pipeline over layers in one graph: one stream appends layer after layer, the other dequantizes each as soon as it is there. The
--- second stream joins by an event of the first one, waits for one more before each layer, and is joined back at the end. Before each
--- replay the same is done once without a graph, behind work that takes long.
+-- A pipeline over layers in one graph: one stream appends layer after layer, the other dequantizes each as soon as it
+-- is there. The second stream joins by an event of the first one, waits for one more before each layer, and is joined
+-- back at the end. Before each replay the same is done once without a graph, behind work that takes long.
 
 local nibble = require "nibble"
 
@@ -25,8 +25,10 @@ return {
     for l = 1, p.layers do
       local max_len = 9 + run.steps
       s.layers[l] = run:cache {
-        name = "layer " .. l - 1, num_pages = 1 + p.requests * ((max_len + p.page_size - 1) // p.page_size), page_size = p.page_size,
-        num_kv_heads = 2, head_dim = 32, kv_layout = p.kv_layout, page_layout = "shuffled", batch = p.requests, max_len = max_len,
+        name = "layer " .. l - 1, num_pages = 1 + p.requests * ((max_len + p.page_size - 1) // p.page_size),
+          page_size = p.page_size,
+        num_kv_heads = 2, head_dim = 32, kv_layout = p.kv_layout, page_layout = "shuffled", batch = p.requests,
+          max_len = max_len,
       }
       for _ = 1, p.requests do assert(s.layers[l]:admit(1 + run.random(9))) end
       s.layers[l]:flush()
@@ -62,7 +64,8 @@ return {
     run:expect(#nodes == 2 * run.p.layers, "%d nodes for %d layers", #nodes, run.p.layers)
     for i, node in ipairs(nodes) do
       local after = table.concat(node.deps, ",")
-      local expected = node.name == "append" and (i > 1 and tostring(i - 2) or "") or (i > 2 and i - 2 .. "," or "") .. i - 1
+      local expected = node.name == "append" and (i > 1 and tostring(i - 2) or "") or (i > 2 and i - 2 .. "," or "") ..
+        i - 1
       run:expect(after == expected, "node %d, %s, waits for {%s}, expected {%s}", i, node.name, after, expected)
     end
   end,

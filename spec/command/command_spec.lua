@@ -41,7 +41,8 @@ describe("nibble #quick", function()
   it("--help lists every way to call it", function()
     local result = nibble("--help")
     ended_well(result, result.stdout)
-    for _, words in ipairs { "nibble FILE", "nibble %-e CODE", "nibble %-%-check FILE", "nibble devices", "nibble scenario list",
+    for _, words in ipairs { "nibble FILE", "nibble %-e CODE", "nibble %-%-check FILE", "nibble devices",
+      "nibble scenario list",
       "%-%-version", "%-%-help" } do
       assert.matches(words, result.stdout)
     end
@@ -55,7 +56,8 @@ describe("nibble #quick", function()
       [read .. "os.exit(3)"] = 3, [read .. "os.exit(false)"] = 1 } do
       failed(nibble("--check -e '" .. code .. "'"), status, report .. "nibble: 1 report of %-%-check\n$")
     end
-    failed(nibble("--check -e '" .. read .. "error(\"no\", 0)'"), 1, report .. "nibble: no\n.*nibble: 1 report of %-%-check\n$")
+    failed(nibble("--check -e '" .. read .. "error(\"no\", 0)'"), 1, report ..
+      "nibble: no\n.*nibble: 1 report of %-%-check\n$")
     failed(nibble("--check -e 'os.exit(4)'"), 4, "^$")
     ended_well(nibble("--check -e 'print(...)' 1 2"), "1\t2\n")
     ended_well(nibble("--check scripts/examples/quantize_block.lua >/dev/null"), "")
@@ -110,7 +112,8 @@ describe("nibble #quick", function()
     local result = nibble(path)
     failed(result, 1, "^nibble: [^\n]*:1: boom\nstack traceback:\n")
     assert.not_matches("\27", result.stderr)
-    failed(nibble [[-e 'error(setmetatable({}, {__tostring = function() return "object" end}))']], 1, "^nibble: object\n")
+    failed(nibble [[-e 'error(setmetatable({}, {__tostring = function() return "object" end}))']], 1,
+      "^nibble: object\n")
     failed(nibble [[-e 'error({})']], 1, "^nibble: %(error object is a table value%)\n")
     failed(nibble [[-e 'x =']], 1, "^nibble: [^\n]*unexpected symbol near <eof>\n$")
     failed(nibble "/no/such/file.lua", 1, "^nibble: cannot open /no/such/file.lua[^\n]*\n$")
@@ -134,7 +137,8 @@ describe("nibble #quick", function()
   end)
 
   it("ends quietly through os.exit, with live tensors, streams and queued work", function()
-    for call, status in pairs { ["os.exit()"] = 0, ["os.exit(0)"] = 0, ["os.exit(0, true)"] = 0, ["os.exit(7, true)"] = 7 } do
+    for call, status in pairs { ["os.exit()"] = 0, ["os.exit(0)"] = 0, ["os.exit(0, true)"] = 0,
+      ["os.exit(7, true)"] = 7 } do
       local result = nibble(script("t = nibble.zeros(1000, 1000); s = nibble.stream()\n" ..
         "s:scope(function() for i = 1, 20 do t:fill(i) end end)\n" .. call))
       assert.equal("", result.stderr)
@@ -156,7 +160,8 @@ describe("nibble #quick", function()
 
   it("fails when its output cannot be written, however it ends", function()
     if process.run("[ -e /dev/full ]").status ~= 0 then pending("no /dev/full here") end
-    for _, arguments in ipairs { "-e 'print(1)'", "-e 'io.write(1) os.exit(0)'", "-e 'print(1) os.exit(0, true)'", "--help" } do
+    for _, arguments in ipairs { "-e 'print(1)'", "-e 'io.write(1) os.exit(0)'", "-e 'print(1) os.exit(0, true)'",
+      "--help" } do
       local result = nibble(arguments .. " >/dev/full")
       assert.equal(1, result.status)
       assert.matches("^nibble: standard output could not be written[^\n]*\n$", result.stderr)
@@ -196,7 +201,8 @@ describe("nibble #quick", function()
         "local c = coroutine.wrap(function() while true do coroutine.yield() end end) while true do c() end",
         -- resume does not catch it: a scheduler would go on with the next coroutine
         "while true do coroutine.resume(coroutine.create(function() while true do end end)) end",
-        "local c = coroutine.create(function() while true do coroutine.yield() end end) while coroutine.resume(c) do end",
+        "local c = coroutine.create(function() while true do coroutine.yield() end end) "
+          .. "while coroutine.resume(c) do end",
       } do
         failed(nibble(script(kill .. code)), 1, "^nibble: [^\n]*interrupted!\nstack traceback:")
       end
@@ -240,8 +246,8 @@ describe("nibble #quick", function()
   end)
 end)
 
--- `script` of util-linux gives the command a terminal. What is typed comes in steps, as from a person: the first when the
--- greeting is there, each other when the screen has come to rest.
+-- `script` of util-linux gives the command a terminal. What is typed comes in steps, as from a person: the first when
+-- the greeting is there, each other when the screen has come to rest.
 describe("the prompt", function()
   local history
 
@@ -261,7 +267,8 @@ describe("the prompt", function()
       until grep -q '^> ' "$screen" || [ $((tries += 1)) -gt 600 ]; do sleep 0.05; done]] }
     for _, text in ipairs(steps) do table.insert(lines, "rest; printf %s " .. process.quote(text)) end
     table.insert(lines, "rest; printf '\\004'; rest")
-    local result = process.run(("screen=%s\n{ %s\n} | TERM=xterm NIBBLE_HISTORY=%s %s timeout 60 script -qefc %s %s"):format(
+    local result =
+      process.run(("screen=%s\n{ %s\n} | TERM=xterm NIBBLE_HISTORY=%s %s timeout 60 script -qefc %s %s"):format(
       screen, table.concat(lines, "\n"), process.quote(history), SANITIZER, process.quote("exec " .. command), screen))
     return result.status, (result.stdout:gsub("\r", ""))
   end
@@ -317,7 +324,8 @@ describe("the prompt", function()
     local screen = typed("exit\n", "quit()\n", "help\n", "quit = 6 * 7\n", "quit\n", "exit = 1 print(exit, help)\n")
     local _, hints = screen:gsub("\nCtrl%-D leaves\n", "")
     assert.equal(2, hints)
-    local keys, docs = screen:match("\n(Keys: [^\n]*)\n[^\n]*: (/[^\n]*/nibble/meta%.lua)\n[^\n]*nibble%.pages[^\n]*\n>")
+    local keys,
+      docs = screen:match("\n(Keys: [^\n]*)\n[^\n]*: (/[^\n]*/nibble/meta%.lua)\n[^\n]*nibble%.pages[^\n]*\n>")
     assert.matches("Tab", keys)
     assert.truthy(io.open(docs)):close()
     assert.matches("\n42\n", screen)

@@ -1,5 +1,5 @@
--- What `make -C build install` leaves behind: which files, that programs and scripts need nothing but them, what the shared
--- objects export, the command's page, and the same through LuaRocks.
+-- What `make -C build install` leaves behind: which files, that programs and scripts need nothing but them, what the
+-- shared objects export, the command's page, and the same through LuaRocks.
 local process = require("spec.support.runtime_process")
 
 local quote = process.quote
@@ -50,7 +50,9 @@ end
 -- The names that a shared object offers to others.
 local function exports(path)
   local names = {}
-  for name in process.run("nm -D --defined-only " .. quote(path)).stdout:gmatch(" %u ([%w_]+)") do names[#names + 1] = name end
+  for name in process.run("nm -D --defined-only " .. quote(path)).stdout:gmatch(" %u ([%w_]+)") do
+    names[#names + 1] = name
+  end
   table.sort(names)
   return names
 end
@@ -72,7 +74,8 @@ describe("the installed tree", function()
 
   -- Runs a shell line in an empty folder, in an environment that knows of the tree what `environment` says.
   local function away(line, environment)
-    return process.run(("cd $(mktemp -d -p %s) && env -i PATH=\"$PATH\" %s sh -c %s"):format(quote(folder), environment or "",
+    return process.run(("cd $(mktemp -d -p %s) && env -i PATH=\"$PATH\" %s sh -c %s"):format(quote(folder), environment
+      or "",
       quote(line)))
   end
 
@@ -80,7 +83,8 @@ describe("the installed tree", function()
   local function compile(name, code, flags)
     with("cc", "pkg-config")
     write(folder .. "/" .. name .. ".c", code)
-    local line = ("cc -std=c11 -Wall -Wextra -Werror -MD -MF %s/%s.d -o %s/%s %s/%s.c %s"):format(folder, name, folder, name,
+    local line = ("cc -std=c11 -Wall -Wextra -Werror -MD -MF %s/%s.d -o %s/%s %s/%s.c %s"):format(folder, name, folder,
+      name,
       folder, name, flags)
     assert.same(silence, away(line, "PKG_CONFIG_PATH=" .. prefix .. "/lib/pkgconfig"))
     assert.is_nil(process.read(folder .. "/" .. name .. ".d"):find(root, 1, true), "includes headers of the repository")
@@ -91,9 +95,11 @@ describe("the installed tree", function()
     local expected = { "bin/nibble", "include/nibble.h", "include/nibble_dlpack.h", "include/nibble_lua.h",
       "include/nibble_tools.h", "lib/libnibble.a", "lib/libnibble.so",
       "lib/libnibble.so.2", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
-      "lib/pkgconfig/nibble.pc", "share/doc/nibble/CHANGELOG.md", "share/doc/nibble/LICENSE", "share/doc/nibble/README.md",
+      "lib/pkgconfig/nibble.pc", "share/doc/nibble/CHANGELOG.md", "share/doc/nibble/LICENSE",
+        "share/doc/nibble/README.md",
       "share/man/man1/nibble.1" }
-    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find bindings/lua/nibble -name '*.lua'").stdout)) do
+    for _, file in ipairs(lines(process.run("cd " .. quote(root) ..
+      " && find bindings/lua/nibble -name '*.lua'").stdout)) do
       expected[#expected + 1] = "share/lua/5.4/" .. file:match("^bindings/lua/(.*)")
     end
     for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && " ..
@@ -104,7 +110,8 @@ describe("the installed tree", function()
     assert.same(expected, lines(process.run("cd " .. quote(prefix) .. " && find * -type f -o -type l").stdout))
     assert.equal("libnibble.so.2\n", process.run("readlink " .. prefix .. "/lib/libnibble.so").stdout)
     -- Everybody may read it, and run what can be run.
-    local odd = process.run("cd " .. quote(prefix) .. " && find . -type f ! -perm 644 ! -path ./bin/nibble -o -type d ! -perm 755")
+    local odd = process.run("cd " .. quote(prefix) ..
+      " && find . -type f ! -perm 644 ! -path ./bin/nibble -o -type d ! -perm 755")
     assert.same(silence, odd)
     assert.equal("755\n", process.run("stat -c %a " .. prefix .. "/bin/nibble").stdout)
   end)
@@ -121,7 +128,8 @@ describe("the installed tree", function()
   it("may be read by everybody, whoever installs", function()
     local private = folder .. "/private"
     assert.same(silence, process.run(("umask 077; PREFIX=%s %s/scripts/install"):format(quote(private), quote(root))))
-    local odd = process.run(("cd %s && find . ! -type l ! -perm 644 ! -perm 755 -o -name '*.pc' ! -perm 644"):format(quote(private)))
+    local odd = process.run(("cd %s && find . ! -type l ! -perm 644 ! -perm 755 -o -name '*.pc' ! -perm 644"):format(
+      quote(private)))
     assert.same(silence, odd)
   end)
 
@@ -136,7 +144,8 @@ describe("the installed tree", function()
     assert.same(silence, built)
     local removed = process.run(("%s make -C %s/build uninstall PREFIX=%s"):format(lock, quote(root), quote(odd)))
     assert.same({ 0, "" }, { removed.status, removed.stderr })
-    assert.same({ "share/nibble/mine" }, lines(process.run("cd " .. quote(odd) .. " && find * -type f -o -type l").stdout))
+    assert.same({ "share/nibble/mine" }, lines(process.run("cd " .. quote(odd) ..
+      " && find * -type f -o -type l").stdout))
     assert.is_false(exists(odd .. "/share/lua/5.4/nibble"))
   end)
 
@@ -152,9 +161,11 @@ describe("the installed tree", function()
   it("is explained by --help; no other option or second word is taken for a configuration", function()
     local script = quote(root .. "/scripts/install")
     assert.matches("^Installs what .*%-%-uninstall.*share/man", process.run(script .. " --help").stdout)
-    for words, message in pairs { ["--no"] = "no option: --no", ["release debug"] = "expected one configuration or --uninstall, got "
+    for words, message in pairs { ["--no"] = "no option: --no",
+      ["release debug"] = "expected one configuration or --uninstall, got "
       .. "release debug" } do
-      assert.same({ status = 1, stdout = "", stderr = "scripts/install: " .. message .. "\n" }, process.run(script .. " " .. words))
+      assert.same({ status = 1, stdout = "", stderr = "scripts/install: " .. message .. "\n" },
+        process.run(script .. " " .. words))
     end
   end)
 
@@ -180,15 +191,19 @@ describe("the installed tree", function()
     assert.same({ status = 0, stdout = shown, stderr = "" }, away(program, "LD_LIBRARY_PATH=" .. prefix .. "/lib"))
     assert.matches("%(NEEDED%)[^\n]*%[libnibble%.so%.2%]", process.run("readelf -d " .. program).stdout)
     assert.not_equal(0, away(program).status)
-    assert.matches("%(SONAME%)[^\n]*%[libnibble%.so%.2%]", process.run(("readelf -d %s/lib/libnibble.so"):format(prefix)).stdout)
+    assert.matches("%(SONAME%)[^\n]*%[libnibble%.so%.2%]",
+      process.run(("readelf -d %s/lib/libnibble.so"):format(prefix)).stdout)
   end)
 
   it("is all that a program in C needs, with the static library", function()
     local program = compile("static", host,
       "$(pkg-config --cflags nibble) -Wl,-Bstatic $(pkg-config --libs nibble) -Wl,-Bdynamic -lm -ldl -lpthread")
     assert.same({ status = 0, stdout = shown, stderr = "" }, away(program))
-    local static = process.run(("PKG_CONFIG_PATH=%s/lib/pkgconfig pkg-config --static --libs nibble"):format(prefix)).stdout
-    for _, library in ipairs({ "-lnibble", "-lm", "-ldl", "-lpthread" }) do assert.is_truthy(static:find(library, 1, true)) end
+    local static = process.run(("PKG_CONFIG_PATH=%s/lib/pkgconfig pkg-config --static --libs nibble"):format(
+      prefix)).stdout
+    for _, library in ipairs({ "-lnibble", "-lm", "-ldl", "-lpthread" }) do
+      assert.is_truthy(static:find(library, 1, true))
+    end
   end)
 
   it("is all that a program needs that gives tensors to a framework", function()
@@ -211,7 +226,8 @@ describe("the installed tree", function()
         managed->deleter(managed);
         nib_runtime_close(rt);
       }]], "$(pkg-config --cflags --libs nibble)")
-    assert.same({ status = 0, stdout = "1 1 16 {2, 3}\n", stderr = "" }, away(program, "LD_LIBRARY_PATH=" .. prefix .. "/lib"))
+    assert.same({ status = 0, stdout = "1 1 16 {2, 3}\n", stderr = "" },
+      away(program, "LD_LIBRARY_PATH=" .. prefix .. "/lib"))
   end)
 
   it("is all that a program with Lua states of its own and scripts of strangers needs", function()
@@ -241,7 +257,8 @@ describe("the installed tree", function()
         return failed;
       }]], "$(pkg-config --cflags --libs nibble-lua)")
     local code = "return require('nibble').full(3, 7, {device = 'cpu'})[2] .. ' ' .. type(require('nibble.pages').plan)"
-    local result = away(program .. ' "' .. code .. '"', ("LD_LIBRARY_PATH=%s/lib LUA_PATH_5_4='%s/share/lua/5.4/?.lua'"):format(
+    local result = away(program .. ' "' .. code .. '"',
+      ("LD_LIBRARY_PATH=%s/lib LUA_PATH_5_4='%s/share/lua/5.4/?.lua'"):format(
       prefix, prefix))
     assert.same({ status = 0, stdout = require("nibble").version .. " 7 function\n" ..
       "endless: budget: expected at most 20000 us, took more, at endless:1\n", stderr = "" }, result)
@@ -270,7 +287,8 @@ describe("the installed tree", function()
     assert.same(expected, away("cd / && " .. line:format(prefix .. "/bin/nibble")))
     assert.same(expected, away(("ln -s %s/bin/nibble link && "):format(prefix) .. line:format("./link")))
     assert.same(expected, away(("PATH=%s/bin:$PATH; "):format(prefix) .. line:format("nibble")))
-    local moved = process.run(("mv %s %s.moved && %s.moved/bin/nibble -e 'print(require(\"nibble.pages\") ~= nil)'; mv %s.moved %s")
+    local moved =
+      process.run(("mv %s %s.moved && %s.moved/bin/nibble -e 'print(require(\"nibble.pages\") ~= nil)'; mv %s.moved %s")
       :format(prefix, prefix, prefix, prefix, prefix))
     assert.same({ status = 0, stdout = "true\n", stderr = "" }, moved)
   end)
@@ -310,7 +328,8 @@ describe("the installed tree", function()
       local told = process.run(("PKG_CONFIG_PATH=%s/lib/pkgconfig pkg-config --modversion %s"):format(prefix, package))
       assert.same({ status = 0, stdout = version .. "\n", stderr = "" }, told)
     end
-    assert.matches("^nibble " .. version:gsub("%.", "%%.") .. " ", process.run(prefix .. "/bin/nibble --version").stdout)
+    assert.matches("^nibble " .. version:gsub("%.", "%%.") .. " ",
+      process.run(prefix .. "/bin/nibble --version").stdout)
     assert.is_true(exists(("%s/nibble-%s-1.rockspec"):format(root, version)))
   end)
 
@@ -355,14 +374,17 @@ describe("the installed tree", function()
     with("luarocks")
     -- A copy, so that nobody's build is touched; for the CPU, which is quick.
     local copy, tree = folder .. "/checkout", folder .. "/rocks"
-    assert.same(silence, process.run(("mkdir %s && cd %s && tar c --exclude ./build --exclude ./.git . | tar x -C %s"):format(
+    assert.same(silence,
+      process.run(("mkdir %s && cd %s && tar c --exclude ./build --exclude ./.git . | tar x -C %s"):format(
       copy, quote(root), copy)))
-    local made = process.run(("cd %s && NVCC=none luarocks --lua-version 5.4 --only-server=%s --tree %s make"):format(copy,
+    local made = process.run(("cd %s && NVCC=none luarocks --lua-version 5.4 --only-server=%s --tree %s make"):format(
+      copy,
       folder, tree))
     assert.equal(0, made.status, made.stderr)
     local show = process.run("luarocks --lua-version 5.4 --tree " .. tree .. " show --modules nibble").stdout
     local modules = { "nibble" }
-    for _, file in ipairs(lines(process.run("cd " .. quote(root) .. " && find bindings/lua/nibble -name '*.lua'").stdout)) do
+    for _, file in ipairs(lines(process.run("cd " .. quote(root) ..
+      " && find bindings/lua/nibble -name '*.lua'").stdout)) do
       modules[#modules + 1] = file:match("^bindings/lua/(.*)%.lua$"):gsub("/", ".")
     end
     table.sort(modules)

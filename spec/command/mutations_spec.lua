@@ -27,7 +27,8 @@ describe("the mistakes that specs have to see #quick", function()
     for source, times in pairs { ["y = 1"] = "nowhere", ["x = 1; x = 1"] = "more than once" } do
       local ok, message = pcall(mutate.find, mistake, source)
       assert.is_false(ok)
-      assert.equal(("spec/support/mutations.lua: a.c: expected this text once, found it %s:\nx = 1"):format(times), message)
+      assert.equal(("spec/support/mutations.lua: a.c: expected this text once, found it %s:\nx = 1"):format(times),
+        message)
     end
   end)
 end)
@@ -66,10 +67,12 @@ describe("scripts/mutate", function()
       for name in dirname cut tr lua5.4 lua54 lua; do path=$(command -v $name) && ln -s "$path" "$bin/$name"; done
       for name in apt-get sudo; do printf '#!/bin/sh\necho "$0 $*" >&2; exit 1\n' >"$bin/$name" && chmod +x "$bin/$name"; done
       unset CC
-      for options in --list --help --no nothing-of-this-name; do PATH=$bin /bin/sh %s $options >"$bin/out"; echo $?; done]]):format(
+      for options in --list --help --no nothing-of-this-name; do PATH=$bin /bin/sh %s $options >"$bin/out"; echo $?
+      done]]):format(
       process.quote(root .. "scripts/mutate")))
     assert.equal("0\n0\n2\n2\n", result.stdout)
-    assert.equal("scripts/mutate: no option: --no\nscripts/mutate: no mistake has such a text: nothing-of-this-name\n", result.stderr)
+    assert.equal("scripts/mutate: no option: --no\nscripts/mutate: no mistake has such a text: nothing-of-this-name\n",
+      result.stderr)
   end)
 
   -- Its loop, on a small repository that has no compiler in it.
@@ -80,7 +83,8 @@ describe("scripts/mutate", function()
       file:write(text)
       file:close()
     end
-    process.run(("cd %s && mkdir -p scripts spec/support && cp %sscripts/mutate scripts && cp %sspec/support/mutate.lua spec/support")
+    process.run(("cd %s && mkdir -p scripts spec/support && cp %sscripts/mutate scripts && "
+      .. "cp %sspec/support/mutate.lua spec/support")
       :format(process.quote(folder), process.quote(root), process.quote(root)))
     write("value.txt", "one\ntwo\nthree\n")
     write("scripts/setup", [[
@@ -114,7 +118,8 @@ exit 1
     assert.matches("^BROKEN    value%.txt:2 no build\n", result.stdout)
     result = mutations("{ 'gone', 'four', '4' }")
     assert.same({ 1, "" }, { result.status, result.stdout })
-    assert.matches("^scripts/mutate: spec/support/mutations%.lua: value%.txt: expected this text once, found it nowhere:\nfour\n$",
+    assert.matches(
+      "^scripts/mutate: spec/support/mutations%.lua: value%.txt: expected this text once, found it nowhere:\nfour\n$",
       result.stderr)
     assert.equal("one\ntwo\nthree\n", process.read(folder .. "/value.txt"))
     process.run("rm -rf " .. process.quote(folder))

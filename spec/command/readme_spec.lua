@@ -31,7 +31,8 @@ describe("README.md's", function()
     write(folder .. "/tour.lua", "#\n" .. table.concat(code, "\n"))
     local result = process.run(("LC_ALL=C.UTF-8 %s - <%s/tour.lua"):format(quote(process.command()), folder))
     assert.are.equal(1, result.status)
-    local said = result.stdout .. result.stderr:gsub("nibble: stdin:%d+: ", "prompt:1: "):gsub("stdin:%d+:", "prompt:1:")
+    local said = result.stdout .. result.stderr:gsub("nibble: stdin:%d+: ", "prompt:1: "):gsub("stdin:%d+:",
+      "prompt:1:")
       :gsub("\t", "        ")
     said = said:gsub("cuda:%d+%]", "cpu]") -- printed tensors name the device under test
     local from = 1
@@ -53,7 +54,8 @@ describe("README.md's", function()
   end)
 
   it("race is reported as it shows #quick", function()
-    local code, shown = text:match("\n## Checked mode.-```lua\n(.-)```\n\n    %$ nibble %-%-check race.lua\n(    .-\n)\n%f[^\n ]")
+    local code,
+      shown = text:match("\n## Checked mode.-```lua\n(.-)```\n\n    %$ nibble %-%-check race.lua\n(    .-\n)\n%f[^\n ]")
     write(folder .. "/race.lua", code)
     local result = process.run(("cd %s && %s --check race.lua 2>&1"):format(folder, quote(process.command())))
     assert.are.equal(1, result.status)
@@ -86,11 +88,16 @@ describe("README.md's", function()
   it("host with a script of a stranger's prints what it shows", function()
     local line, code, shown = text:match("\n    (cc [^\n]*scripted[^`]-)\n\n```c\n(.-)```\n\n(    .-\n)\n%f[^\n ]")
     local build = process.command():match("^(.*/)[^/]*$")
-    if not io.open(build .. "libnibble_lua.a") then pending("no libnibble_lua.a beside the command: a build is not here") end
+    if not io.open(build .. "libnibble_lua.a") then
+      pending("no libnibble_lua.a beside the command: a build is not here")
+    end
     local flags = process.run("pkg-config --cflags --libs lua5.4")
-    if flags.status ~= 0 or not process.has("cc") then pending("no cc, or no development files of Lua 5.4 (pkg-config lua5.4)") end
+    if flags.status ~= 0 or not process.has("cc") then
+      pending("no cc, or no development files of Lua 5.4 (pkg-config lua5.4)")
+    end
     write(folder .. "/scripted.c", code)
-    local command = line:gsub("^cc", "cc -Wall -Wextra -Werror" .. (process.sanitized() and " -fsanitize=address,undefined" or ""))
+    local command = line:gsub("^cc", "cc -Wall -Wextra -Werror" ..
+      (process.sanitized() and " -fsanitize=address,undefined" or ""))
       :gsub("%-o scripted scripted%.c", function() return ("-o %s/scripted %s/scripted.c"):format(folder, folder) end)
       :gsub("%-I/usr/include/lua5.4", function() return flags.stdout:match("%-I%S+") or "" end)
       :gsub("build/release/", function() return quote(build) end)

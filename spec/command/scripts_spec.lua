@@ -22,7 +22,8 @@ describe("scripts/", function()
   -- Runs scripts/test on a spec with this text, from another folder.
   local function test(text, options)
     write(folder .. "/sample_spec.lua", text)
-    return process.run(("cd %s && %s/scripts/test sample_spec.lua %s"):format(quote(folder), quote(root), options or ""))
+    return process.run(("cd %s && %s/scripts/test sample_spec.lua %s"):format(quote(folder), quote(root), options
+      or ""))
   end
 
   describe("test", function()
@@ -87,7 +88,8 @@ describe("scripts/", function()
     it("runs each of several files in a process of its own: one that dies takes no other with it", function()
       write(folder .. "/a_spec.lua", "it('one', function() one = 1 end)\n" ..
         "it('dies', function() io.popen('kill -KILL $PPID'):read('a') end)")
-      write(folder .. "/b_spec.lua", "it('two', function() assert.is_nil(one) end) it('three', function() pending 'later' end)")
+      write(folder .. "/b_spec.lua",
+        "it('two', function() assert.is_nil(one) end) it('three', function() pending 'later' end)")
       write(folder .. "/c_spec.lua", "it('four', function() print 'mine' assert.equal(1, 2) end)")
       local result = process.run(("cd %s && %s/scripts/test --jobs 2 ."):format(quote(folder), quote(root)))
       assert.equal(1, result.status)
@@ -125,7 +127,8 @@ describe("scripts/", function()
     it("starts no further file after a failure with --no-keep-going", function()
       write(folder .. "/a_spec.lua", "it('fails', function() error 'bad' end) -- the longer one, which is first")
       write(folder .. "/b_spec.lua", "it('b', function() end)")
-      local result = process.run(("cd %s && %s/scripts/test --jobs 1 --no-keep-going ."):format(quote(folder), quote(root)))
+      local result = process.run(("cd %s && %s/scripts/test --jobs 1 --no-keep-going ."):format(quote(folder),
+        quote(root)))
       assert.equal(1, result.status)
       assert.matches("\n0 passed, 1 failed, 0 skipped\n$", result.stdout)
     end)
@@ -186,7 +189,8 @@ exit %s
 ]]):format(report, status))
         process.run("chmod +x " .. tool)
         write(folder .. "/sample_spec.lua", text)
-        return process.run(("cd %s && PATH=%s:$PATH %s/scripts/test --compute-sanitizer memcheck --device cpu sample_spec.lua"):format(
+        return process.run(
+          ("cd %s && PATH=%s:$PATH %s/scripts/test --compute-sanitizer memcheck --device cpu sample_spec.lua"):format(
           quote(folder), quote(folder), quote(root)))
       end
       local good = under("========= ERROR SUMMARY: 0 errors\n", 0)
@@ -274,7 +278,9 @@ exit %s
   end)
 
   it("run where there is no environment at all", function()
-    if process.run("env -i /bin/sh -c 'command -v lua5.4'").status ~= 0 then pending("Lua is not where the system looks") end
+    if process.run("env -i /bin/sh -c 'command -v lua5.4'").status ~= 0 then
+      pending("Lua is not where the system looks")
+    end
     local result = process.run(("env -i /bin/sh %s/scripts/run --steps 1 --requests 1"):format(quote(root)))
     assert.same({ 0, "" }, { result.status, result.stderr })
     write(folder .. "/sample_spec.lua", "it('a', function() end)")
@@ -291,7 +297,8 @@ exit %s
 
   -- A checkout of the scripts alone, and a PATH that holds only what is named.
   describe("setup", function()
-    local basics = { "sh", "env", "dirname", "cat", "mkdir", "mktemp", "rm", "tr", "tail", "head", "grep", "id", "getconf", "flock" }
+    local basics = { "sh", "env", "dirname", "cat", "mkdir", "mktemp", "rm", "tr", "tail", "head", "grep", "id",
+      "getconf", "flock" }
 
     local function tool(name, text)
       write(folder .. "/bin/" .. name, "#!/bin/sh\n" .. text .. "\n")
@@ -369,7 +376,8 @@ exit %s
       assert.same({ 0, "" }, { result.status, result.stderr })
       assert.matches("^usage: scripts/run ", result.stdout)
       result = run()
-      assert.same({ status = 0, stdout = "ran\n", stderr = "scripts/run: building release (about a minute)...\n" }, result)
+      assert.same({ status = 0, stdout = "ran\n", stderr = "scripts/run: building release (about a minute)...\n" },
+        result)
       assert.same({ status = 0, stdout = "ran\n", stderr = "" }, run())
     end)
 
@@ -378,7 +386,8 @@ exit %s
       tool("make", "for i in 1 2 3 4 5 6 7; do echo line $i; done; exit 2")
       local result = run()
       assert.equal(1, result.status)
-      assert.matches("%.%.%.\nline 3\nline 4\nline 5\nline 6\nline 7\nscripts/run: the build failed, see [^\n]*\n$", result.stderr)
+      assert.matches("%.%.%.\nline 3\nline 4\nline 5\nline 6\nline 7\nscripts/run: the build failed, see [^\n]*\n$",
+        result.stderr)
     end)
 
     it("prefers Premake 5, and shows the error of a build that fails", function()

@@ -1,10 +1,11 @@
--- Every function, method and metamethod of the module with what it needs failing at the n-th time, for every n: an error or a
--- detour, nothing is lost or left behind, and the next call works. Run by every_function.c, which makes Lua's and the runtime's
--- memory fail, or in the command on the stand-in driver (the second argument is its result).
+-- Every function, method and metamethod of the module with what it needs failing at the n-th time, for every n: an
+-- error or a detour, nothing is lost or left behind, and the next call works. Run by every_function.c, which makes
+-- Lua's and the runtime's memory fail, or in the command on the stand-in driver (the second argument is its result).
 local path, result = ...
 local nibble = require("nibble")
 
--- Of every_function.c: arm(n, alone), disarm() -> how many failed, live() -> the runtime's blocks, skipped() -> finalizers.
+-- Of every_function.c: arm(n, alone), disarm() -> how many failed, live() -> the runtime's blocks, skipped() ->
+-- finalizers.
 local faults = rawget(_G, "faults")
 if not faults then
   local standin, before = require("standin"), 0
@@ -20,7 +21,8 @@ if not faults then
     skipped = function() return 0 end,
     live = function()
       local counts = {}
-      for _, kind in ipairs({ "contexts", "modules", "pools", "graphs", "execs", "captures", "allocations", "host", "pushed",
+      for _, kind in ipairs({ "contexts", "modules", "pools", "graphs", "execs", "captures", "allocations", "host",
+        "pushed",
         "modes" }) do
         counts[#counts + 1] = standin.live(kind) .. " " .. kind
       end
@@ -188,7 +190,9 @@ local calls = {
   ["event:__close"] = function() local c <close> = s:record() assert(c) end,
   ["event:__gc"] = function() s:record() collectgarbage() end,
   ["event:__eq"] = function() assert(event ~= later) end,
-  ["event:__index"] = function() assert(event.device) refused("method or field", function() return event.nothing end) end,
+  ["event:__index"] = function()
+    assert(event.device) refused("method or field", function() return event.nothing end)
+  end,
   ["event:__newindex"] = function() refused("assignment", function() event.x = 1 end) end,
   ["event:__tostring"] = function() assert(#tostring(event) > 5) end,
 
@@ -200,7 +204,9 @@ local calls = {
   ["graph:__close"] = function() local c <close> = s:capture(function() end) assert(c) end,
   ["graph:__gc"] = function() s:capture(function() t:fill(1) end) collectgarbage() end,
   ["graph:__eq"] = function() assert(graph == graph) end,
-  ["graph:__index"] = function() assert(graph.device) refused("method or field", function() return graph.nothing end) end,
+  ["graph:__index"] = function()
+    assert(graph.device) refused("method or field", function() return graph.nothing end)
+  end,
   ["graph:__newindex"] = function() refused("assignment", function() graph.x = 1 end) end,
   ["graph:__tostring"] = function() assert(#tostring(graph) > 5) end,
 
@@ -248,7 +254,8 @@ for _, metamethod in ipairs({ "__close", "__gc", "__eq", "__index", "__newindex"
 end
 calls["module:kernel"] = function() if module then assert(module:kernel("nib_cuda_fill_8")) end end
 calls["kernel:attributes"] = function() if kernel then assert(kernel:attributes().max_threads > 0) end end
-calls["kernel:launch"] = function() -- refused by its last check: the stand-in runs no kernel of Lua's numbers and tensors
+-- refused by its last check: the stand-in runs no kernel of Lua's numbers and tensors
+calls["kernel:launch"] = function()
   if kernel then refused("grid", kernel.launch, kernel, 0, { 1, 1 }, { t, 5, { "uint8", 3 } }) end
 end
 
@@ -281,7 +288,9 @@ local function settle()
   return faults.live()
 end
 
-local function is_more(now, base) return type(base) == "number" and now > base or type(base) == "string" and now ~= base end
+local function is_more(now, base)
+  return type(base) == "number" and now > base or type(base) == "string" and now ~= base
+end
 
 local count, failures, errors = 0, 0, 0
 for name, call in pairs(calls) do
@@ -304,7 +313,8 @@ for name, call in pairs(calls) do
       end
       if failed > 0 then
         failures = failures + 1
-        assert(not ok or result or alone == 1 or faults.skipped() > skipped, where .. " although memory failed from there on")
+        assert(not ok or result or alone == 1 or faults.skipped() > skipped, where ..
+          " although memory failed from there on")
       end
       if faults.skipped() > skipped then -- the state gives back what they would have, when it is closed
         base = settle()

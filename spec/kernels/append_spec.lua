@@ -195,7 +195,8 @@ describe("append", function()
   end)
 
   it("skips each slot that is valid without one of its bits #quick", function()
-    local c = {dtype = "bfloat16", layout = "NHD", page_size = 4, head_dim = 16, heads = 1, pages = 2, how = "pair", k_scale = 1.0,
+    local c = {dtype = "bfloat16", layout = "NHD", page_size = 4, head_dim = 16, heads = 1, pages = 2, how = "pair",
+      k_scale = 1.0,
                v_scale = 1.0, seed = 21}
     for dtype, bits in pairs {int32 = 31, int64 = 63} do
       c.slot_dtype, c.slots = dtype, {}

@@ -132,9 +132,11 @@ describe("nvfp4_quantize_paged_kv_cache", function()
 
   it("matches the reference with a head_dim of more than 64 blocks, and of more than twice as many #quick", function()
     for _, layout in ipairs {"NHD", "HND"} do
-      check({dtype = "bfloat16", layout = layout, page_size = 4, head_dim = 68 * 16, heads = 1, pages = 1, seed = 11}, layout)
+      check({dtype = "bfloat16", layout = layout, page_size = 4, head_dim = 68 * 16, heads = 1, pages = 1, seed = 11},
+        layout)
     end
-    check({dtype = "float16", layout = "HND", page_size = 4, head_dim = 132 * 16, heads = 1, pages = 1, seed = 12}, "132 blocks")
+    check({dtype = "float16", layout = "HND", page_size = 4, head_dim = 132 * 16, heads = 1, pages = 1, seed = 12},
+      "132 blocks")
   end)
 
   it("matches the reference on strided caches with several heads, given scales and computed ones #quick", function()

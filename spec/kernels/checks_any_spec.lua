@@ -120,7 +120,8 @@ describe("any operation", function()
     for place, name in pairs {[4] = "paged_kv_cache (V)", [5] = "kv_cache_sf (V)"} do
       local b = table.move(a, 1, #a, 1, {})
       b[place] = {a[place][1], a[place][1]}
-      assert.raises_like(function() append(table.unpack(b)) end, "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping", name,
+      assert.raises_like(function() append(table.unpack(b)) end,
+        "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping", name,
                          "does not overlap")
     end
     nibble.synchronize()

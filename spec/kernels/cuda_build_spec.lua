@@ -14,8 +14,10 @@ local function reports()
   local makefile = read(root .. "/build/fatbin.mk")
   if not makefile then pending("no nvcc here: the kernels of the CUDA device are not built") end
   local found = {}
-  for name in read(root .. "/kernels/params.h"):match("#define NIB_KERNEL_LIST(.-)enum nib_kernel"):gmatch("X%([%u_]+, ([%l_]+)%)") do
-    found[name] = assert(read(("%s/build/gen/%s.log"):format(root, name)), "no kernels/cuda/" .. name .. ".cu was built")
+  for name in read(root .. "/kernels/params.h"):match("#define NIB_KERNEL_LIST(.-)enum nib_kernel"):gmatch(
+    "X%([%u_]+, ([%l_]+)%)") do
+    found[name] = assert(read(("%s/build/gen/%s.log"):format(root, name)), "no kernels/cuda/" .. name ..
+      ".cu was built")
   end
   return found, makefile
 end

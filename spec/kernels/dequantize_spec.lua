@@ -126,14 +126,16 @@ describe("dequantize", function()
 
   it("reads tables and lengths by their own strides #quick", function()
     for _, dtype in ipairs {"int32", "int64"} do
-      check(base {scattered = true, index_dtype = dtype, batch = 3, tables = {5, 0, 3, 1, 2, 4, 0, 0, 1}, lengths = {12, 5, 9}}, dtype)
+      check(base {scattered = true, index_dtype = dtype, batch = 3, tables = {5, 0, 3, 1, 2, 4, 0, 0, 1},
+        lengths = {12, 5, 9}}, dtype)
     end
   end)
 
   it("reads pages above 2^30 #quick", function()
     local rows = nibble.randn(4, 2, 64, {dtype = "bfloat16", seed = 3})
     local cache, sf = nibble.zeros(2, 1, 4, 2, 32, {dtype = "uint8"}), nibble.zeros(2, 1, 4, 2, 4, {dtype = "uint8"})
-    nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(rows, rows, nibble.arange(4), {cache[1], cache[2]},
+    nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(rows, rows, nibble.arange(4),
+      {cache[1], cache[2]},
       {sf[1], sf[2]}, 1.0, 1.0)
     -- The one page under very many numbers.
     local function many(t) return t:expand(1 << 31, t.shape[2], t.shape[3], t.shape[4]) end

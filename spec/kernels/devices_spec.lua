@@ -1,6 +1,7 @@
 -- The same bytes on the GPU as on the CPU.
 --
--- NIBBLE_COMPARE: values an operation sees in the large comparison (default 10^6; 10^8 takes a GPU machine about a minute).
+-- NIBBLE_COMPARE: values an operation sees in the large comparison (default 10^6; 10^8 takes a GPU machine about a
+-- minute).
 local nibble = require "nibble"
 
 local GPU = nibble.device() or "cpu"
@@ -31,13 +32,16 @@ local function halves(dtype, n, seed)
   local t = nibble.randint(0, 65536, { n }, { dtype = "uint16", device = "cpu", seed = seed }):reinterpret(dtype)
   local third = n // 3 // 16 * 16
   t:narrow(1, 1, third):copy(nibble.randn(third, { dtype = dtype, device = "cpu", seed = seed + 1 }))
-  local ties = nibble.tensor({ 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5, 0.03662109375 },
+  local ties = nibble.tensor({ 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5,
+    0.03662109375 },
     { dtype = dtype, device = "cpu" })
   t:narrow(1, third + 1, third):view(-1, 16):copy(ties)
   return t
 end
 
-local function bytes(seed, ...) return nibble.randint(0, 256, { ... }, { dtype = "uint8", device = "cpu", seed = seed }) end
+local function bytes(seed, ...)
+  return nibble.randint(0, 256, { ... }, { dtype = "uint8", device = "cpu", seed = seed })
+end
 
 local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
 local quantization, mla = nibble.quantization, nibble.mla
@@ -95,7 +99,8 @@ describe("on the GPU the bytes are the CPU's", function()
     same(function(on, device)
       local swizzled = quantization.swizzle_v_scales(on(vs), "HND")
       local out = nibble.full({ 4 * columns + 1, 2, heads, 16, dim }, 3, { dtype = "float8_e4m3fn", device = device })
-      local _, out_tables = quantization.nvfp4_kv_materialize_fp8(on(k), on(v), on(ks), swizzled, on(tables), on(lengths),
+      local _, out_tables = quantization.nvfp4_kv_materialize_fp8(on(k), on(v), on(ks), swizzled, on(tables),
+        on(lengths),
         tokens // 4, { out = out })
       return swizzled, out, out_tables, quantization.swizzle_v_scales(swizzled, "HND", { inverse = true })
     end)
@@ -116,8 +121,10 @@ describe("on the GPU the bytes are the CPU's", function()
       local out = mla.cake_dsv4_nvfp4_rope_quantize_insert(on(q), on(kv), cache, on(slots), on(positions), angles,
         { q_head_padded = 8 })
       local inplace = on(q):clone()
-      mla.cake_dsv4_nvfp4_rope_quantize_insert(inplace, on(kv), cache, on(slots), on(positions), angles, { q_inplace = true })
-      mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(on(kv), other, on(slots), on(positions), angles, { compress_ratio = 2 })
+      mla.cake_dsv4_nvfp4_rope_quantize_insert(inplace, on(kv), cache, on(slots), on(positions), angles,
+        { q_inplace = true })
+      mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(on(kv), other, on(slots), on(positions), angles,
+        { compress_ratio = 2 })
       return out, inplace, cache, other, mla.dequantize_cache(cache, on(slots)), angles
     end)
   end)

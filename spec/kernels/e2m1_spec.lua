@@ -1,5 +1,6 @@
--- E2M1 by the instruction that GPUs of the Blackwell family have, beside the same in software: all inputs. The instruction packs the
--- codes of two numbers; nothing else in kernels/ uses E2M1 in hardware (decoders work on eight codes at once, without a conversion).
+-- E2M1 by the instruction that GPUs of the Blackwell family have, beside the same in software: all inputs. The
+-- instruction packs the codes of two numbers; nothing else in kernels/ uses E2M1 in hardware (decoders work on eight
+-- codes at once, without a conversion).
 --
 -- A build has it only with premake's --hardware-e2m1, which also makes build/gen/e2m1.fatbin of spec/standin/e2m1.cu.
 local nibble = require "nibble"
@@ -64,7 +65,8 @@ describe("E2M1 in hardware", function()
     for _, architecture in ipairs { "100f", "120f" } do
       local out = os.tmpname()
       local gencode = ("-gencode arch=compute_%s,code=sm_%s"):format(architecture, architecture)
-      local result = process.run(("%s -std=c++17 -O3 -fmad=false -Werror all-warnings %s -cubin -o %s %s"):format(nvcc, gencode, out,
+      local result = process.run(("%s -std=c++17 -O3 -fmad=false -Werror all-warnings %s -cubin -o %s %s"):format(nvcc,
+        gencode, out,
         process.quote(SOURCE)))
       os.remove(out)
       assert.same({ 0, "" }, { result.status, result.stderr })

@@ -20,8 +20,8 @@ local function make(c)
   }
 end
 
---- Runs one configuration, with index tensors that are compact or `c.scattered`; expects `fault` = {parameter, values, indices}
---- or none.
+--- Runs one configuration, with index tensors that are compact or `c.scattered`; expects `fault` = {parameter, values,
+--- indices} or none.
 local function check(c, context)
   context = context or "materialize"
   local pools = make(c)
@@ -225,7 +225,9 @@ describe("materialize", function()
   end)
 
   it("gives a last page that is not full a column, and a place in the result #quick", function()
-    for _, max_kv_len in ipairs {9, 10, 11, 12} do check(base {max_kv_len = max_kv_len}, "max_kv_len " .. max_kv_len) end
+    for _, max_kv_len in ipairs {9, 10, 11, 12} do
+      check(base {max_kv_len = max_kv_len}, "max_kv_len " .. max_kv_len)
+    end
   end)
 
   it("a bad page index zero-fills the destination page, with a fault #quick", function()

@@ -20,7 +20,8 @@ describe("operations and shared memory #quick", function()
     local k, v = nibble.zeros(10, 2, 4, 32, { dtype = "uint8" }), nibble.zeros(10, 2, 4, 32, { dtype = "uint8" })
     local k_sf, v_sf = nibble.zeros(10, 2, 4, 4, { dtype = "uint8" }), nibble.zeros(10, 2, 4, 4, { dtype = "uint8" })
     append(rows, rows, slots, { k, v }, { k_sf, v_sf }, 1.0, 1.0)
-    for _, pair in ipairs { { part(0, 32), k }, { part(256, 32), v }, { part(512, 4), k_sf }, { part(544, 4), v_sf } } do
+    for _, pair in ipairs { { part(0, 32), k }, { part(256, 32), v }, { part(512, 4), k_sf },
+      { part(544, 4), v_sf } } do
       assert.is_true(pair[1]:narrow(1, 1, 2):equal(pair[2]:narrow(1, 1, 2)))
     end
     assert.equal(("\xA5"):rep(424), pool:narrow(1, 577, 424):bytes())
@@ -55,7 +56,8 @@ describe("operations and shared memory #quick", function()
     local key = storage:narrow(1, 1, 2048):reinterpret("bfloat16"):view(4, 4, 64)
     local cache = storage:narrow(1, 1001, 10 * 256):view(10, 2, 4, 32)
     local free = nibble.zeros(3, 10, 2, 4, 32, { dtype = "uint8" })
-    local ok, message = pcall(append, key, key, slots, { cache, free[1] }, { free[2]:narrow(4, 1, 4), free[3]:narrow(4, 1, 4) },
+    local ok, message = pcall(append, key, key, slots, { cache, free[1] },
+      { free[2]:narrow(4, 1, 4), free[3]:narrow(4, 1, 4) },
       1.0, 1.0)
     assert.is_false(ok)
     assert.is_truthy(message:find("does not overlap append_key", 1, true), message)
@@ -149,9 +151,11 @@ describe("elements that share memory #quick", function()
         local shared = false
         for byte in pairs(bytes[1]) do shared = shared or bytes[2][byte] ~= nil end
         overlapping = overlapping + (shared and 1 or 0)
-        local input, out = pool:as_strided(shape, strides[1], offsets[1]), pool:as_strided(shape, strides[2], offsets[2])
+        local input, out = pool:as_strided(shape, strides[1], offsets[1]),
+          pool:as_strided(shape, strides[2], offsets[2])
         assert.equal(not shared, (pcall(swizzle, input, "HND", { out = out })), ("{%s}: {%s} + %d, {%s} + %d"):format(
-          table.concat(shape, ", "), table.concat(strides[1], ", "), offsets[1], table.concat(strides[2], ", "), offsets[2]))
+          table.concat(shape, ", "), table.concat(strides[1], ", "), offsets[1], table.concat(strides[2], ", "),
+            offsets[2]))
       end
     end
     assert.is_true(overlapping > 100 and overlapping < 480, overlapping)
@@ -177,7 +181,8 @@ local operations = {
   ["page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"] = {
     written = { "k", "v", "k_sf", "v_sf" },
     operands = {
-      k = { "uint8", 3, 4, 2, 32 }, v = { "uint8", 3, 4, 2, 32 }, k_sf = { E4M3, 3, 4, 2, 4 }, v_sf = { "uint8", 3, 4, 2, 4 },
+      k = { "uint8", 3, 4, 2, 32 }, v = { "uint8", 3, 4, 2, 32 }, k_sf = { E4M3, 3, 4, 2, 4 },
+        v_sf = { "uint8", 3, 4, 2, 4 },
       append_key = { "float16", 4, 2, 64 }, append_value = { "float16", 4, 2, 64 }, slot_mapping = { "int64", 4 },
       k_scale = { "float32", 1 }, v_scale = { "float32", 1 },
     },
@@ -188,12 +193,15 @@ local operations = {
   ["quantization.nvfp4_kv_dequantize_paged"] = {
     written = { "output_k", "output_v" },
     operands = {
-      k = { "uint8", 3, 4, 2, 32 }, v = { "uint8", 3, 4, 2, 32 }, k_sf = { E4M3, 3, 4, 2, 4 }, v_sf = { "uint8", 3, 4, 2, 4 },
-      block_tables = { "int32", 2, 2 }, seq_lens = { "int32", 2 }, k_scale = { "float32", 1 }, v_scale = { "float32", 1 },
+      k = { "uint8", 3, 4, 2, 32 }, v = { "uint8", 3, 4, 2, 32 }, k_sf = { E4M3, 3, 4, 2, 4 },
+        v_sf = { "uint8", 3, 4, 2, 4 },
+      block_tables = { "int32", 2, 2 }, seq_lens = { "int32", 2 }, k_scale = { "float32", 1 },
+        v_scale = { "float32", 1 },
       output_k = { "float16", 2, 8, 2, 64 }, output_v = { "float16", 2, 8, 2, 64 },
     },
     call = function(a)
-      quantization.nvfp4_kv_dequantize_paged({ a.k, a.v }, { a.k_sf, a.v_sf }, a.block_tables, a.seq_lens, a.k_scale, a.v_scale,
+      quantization.nvfp4_kv_dequantize_paged({ a.k, a.v }, { a.k_sf, a.v_sf }, a.block_tables, a.seq_lens, a.k_scale,
+        a.v_scale,
         a.output_k, a.output_v)
     end,
   },
@@ -205,7 +213,8 @@ local operations = {
       kv_page_indptr = { "int32", 3 }, out = { E4M3, 5, 2, 2, 4, 64 },
     },
     call = function(a)
-      quantization.nvfp4_kv_materialize_fp8(a.k_cache, a.v_cache, a.k_block_scales, a.v_block_scales, a.block_tables, a.seq_lens, 8,
+      quantization.nvfp4_kv_materialize_fp8(a.k_cache, a.v_cache, a.k_block_scales, a.v_block_scales, a.block_tables,
+        a.seq_lens, 8,
         { out = a.out, kv_page_indptr = a.kv_page_indptr, num_pages = 4 })
     end,
   },
@@ -217,7 +226,8 @@ local operations = {
   ["mla.cake_dsv4_nvfp4_rope_quantize_insert"] = {
     written = { "cache", "q" }, -- in place
     operands = {
-      q = { "bfloat16", 3, 2, 512 }, kv = { "bfloat16", 3, 512 }, cache = { "uint8", 2, 4, 384 }, slot_mapping = { "int64", 3 },
+      q = { "bfloat16", 3, 2, 512 }, kv = { "bfloat16", 3, 512 }, cache = { "uint8", 2, 4, 384 },
+        slot_mapping = { "int64", 3 },
       positions = { "int64", 3 }, cos_sin_cache = { "float32", 8, 64 },
     },
     call = function(a)
@@ -228,7 +238,8 @@ local operations = {
   ["mla.cake_dsv4_nvfp4_kv_rope_quantize_insert"] = {
     written = { "cache" },
     operands = {
-      kv = { "bfloat16", 3, 512 }, cache = { "uint8", 2, 4, 384 }, slot_mapping = { "int64", 3 }, positions = { "int64", 3 },
+      kv = { "bfloat16", 3, 512 }, cache = { "uint8", 2, 4, 384 }, slot_mapping = { "int64", 3 },
+        positions = { "int64", 3 },
       cos_sin_cache = { "float32", 8, 64 },
     },
     call = function(a)
@@ -239,7 +250,8 @@ local operations = {
 
 describe("each operand that is written, beside each other one: #quick", function()
   local SIZES = { uint8 = 1, [E4M3] = 1, float16 = 2, bfloat16 = 2, float32 = 4, int32 = 4, int64 = 8 }
-  local PLACE = 32768 -- bytes for each operand, at least four times the largest: where one moves onto another, it meets no third
+  -- bytes for each operand, at least four times the largest: where one moves onto another, it meets no third
+  local PLACE = 32768
 
   for operation, case in pairs(operations) do
     local names = {}
@@ -280,8 +292,8 @@ describe("each operand that is written, beside each other one: #quick", function
         local first, size = offset_of(written), bytes(written)
         for _, other in ipairs(names) do
           if other ~= written then
-            -- The other's first element over the last bytes; its last one over the first bytes, and with its last byte alone where
-            -- what is written may begin anywhere.
+            -- The other's first element over the last bytes; its last one over the first bytes, and with its last byte
+            -- alone where what is written may begin anywhere.
             local item, own = SIZES[case.operands[other][1]], SIZES[case.operands[written][1]]
             local before = first + PLACE // 2 - bytes(other) + item
             for _, moved in ipairs {
@@ -292,7 +304,8 @@ describe("each operand that is written, beside each other one: #quick", function
               local contents = storage:bytes()
               local ok, message = pcall(case.call, a)
               assert.is_false(ok, context .. " were taken")
-              assert.truthy(message:find(operation .. ": ", 1, true) and message:find("does not overlap", 1, true), message)
+              assert.truthy(message:find(operation .. ": ", 1, true) and message:find("does not overlap", 1, true),
+                message)
               nibble.synchronize()
               assert.is_true(contents == storage:bytes(), context .. ": nothing is written")
             end

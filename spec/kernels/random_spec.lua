@@ -1,4 +1,5 @@
--- Random tensors: a function of the seed and the element's number alone, with the distributions that their names promise.
+-- Random tensors: a function of the seed and the element's number alone, with the distributions that their names
+-- promise.
 local process = require("spec.support.runtime_process")
 local nibble = require("nibble")
 

@@ -1,5 +1,5 @@
--- What checked mode takes operations to read and write, against what they do: a byte is written when it comes out the same
--- whatever was there; bytes that are not read may be anything.
+-- What checked mode takes operations to read and write, against what they do: a byte is written when it comes out the
+-- same whatever was there; bytes that are not read may be anything.
 local nibble = require "nibble"
 local pages = require "nibble.pages"
 local accesses = require "nibble.checker.accesses"
@@ -40,7 +40,8 @@ local function new_world(random)
     world.content[name] = world.raw[name]:bytes()
   end
 
-  -- Runs `fn` on these contents: the contents afterwards, and what the checker says was read and written, by name as sets.
+  -- Runs `fn` on these contents: the contents afterwards, and what the checker says was read and written, by name as
+  -- sets.
   function world.run(content, fn)
     local name_of, read, written, observation = {}, {}, {}, nil
     for name, raw in pairs(world.raw) do
@@ -140,14 +141,16 @@ describe("checked mode knows to the byte what is read and written by", function(
     each(function(random, world, layout)
       local heads, size, rows = 1 + random(2), 1 + random(3), 2 + random(3)
       local cache, sf = pool(world, random, layout, heads, size, 32)
-      local key, value = world.view("key", "bfloat16", { rows, heads, 32 }, 8), world.view("value", "bfloat16", { rows, heads, 32 }, 8)
+      local key, value = world.view("key", "bfloat16", { rows, heads, 32 }, 8),
+        world.view("value", "bfloat16", { rows, heads, 32 }, 8)
       local slots = world.view("slots", "int64", { rows - 1 }, 1)
       local list = nibble.randperm(4 * size + 4, { seed = random(1 << 30) }):narrow(1, 1, rows - 1)
       world.set("slots", slots, list)
       slots[1] = -1
       world.content.slots = world.raw.slots:bytes()
       compare(world, function()
-        nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(key, value, slots, cache, sf, one, one, layout)
+        nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(key, value, slots, cache, sf, one, one,
+          layout)
       end)
     end)
   end)
@@ -177,12 +180,16 @@ describe("checked mode knows to the byte what is read and written by", function(
       local tables = indices(world, random, "tables", "int32", split and { 2, 2, columns } or { 2, columns }, -1, 4)
       local lengths = indices(world, random, "lengths", "int32", { 2 }, -1, 9)
       local indptr = given and world.view("indptr", "int32", { 3 }, 1) or nil
-      if given then world.set("indptr", indptr, nibble.tensor({ 0, 1 + random(2), 2 + random(3) }, { dtype = "int32" })) end
+      if given then
+        world.set("indptr", indptr, nibble.tensor({ 0, 1 + random(2), 2 + random(3) }, { dtype = "int32" }))
+      end
       local count = given and 3 or 2 * columns
       local out = world.view("out", "float8_e4m3fn", { count + 1, 2, heads, size, 64 }, 0)
       local function run()
-        local _, fp8_tables = nibble.quantization.nvfp4_kv_materialize_fp8(cache[1], cache[2], sf[1], sf[2], tables, lengths, 8,
-          { out = out, uses_shared_paged_kv_idx = not split, kv_page_indptr = indptr, num_pages = given and count or nil })
+        local _, fp8_tables = nibble.quantization.nvfp4_kv_materialize_fp8(cache[1], cache[2], sf[1], sf[2], tables,
+          lengths, 8,
+          { out = out, uses_shared_paged_kv_idx = not split, kv_page_indptr = indptr, num_pages = given and count
+            or nil })
         return fp8_tables
       end
       local first, read, written = world.run(world.content, run)
@@ -199,22 +206,27 @@ describe("checked mode knows to the byte what is read and written by", function(
         end
       end
       assert.is_true(whole >= zero)
-      for _, name in ipairs { "k", "v", "k_sf", "v_sf", "tables", "lengths" } do assert.equal(world.content[name], first[name]) end
+      for _, name in ipairs { "k", "v", "k_sf", "v_sf", "tables", "lengths" } do
+        assert.equal(world.content[name], first[name])
+      end
     end)
   end)
 
   it("rope_insert, with queries in place or not, and its sibling", function()
     local rope = nibble.rope_table(6)
     each(function(random, world)
-      local size, tokens, kind = 1 + random(3), 2 + random(3), random(4) -- kind: without queries, in place, rotated, not rotated
+      -- kind: without queries, in place, rotated, not rotated
+      local size, tokens, kind = 1 + random(3), 2 + random(3), random(4)
       local cache = world.view("cache", "uint8", { 3, size, 384 }, 16)
       local kv = world.view("kv", "bfloat16", { tokens, 512 }, 0)
       local slots = world.view("slots", "int32", { tokens - 1 }, 0)
-      world.set("slots", slots, nibble.randperm(3 * size + 2, { dtype = "int32", seed = random(1 << 30) }):narrow(1, 1, tokens - 1))
+      world.set("slots", slots, nibble.randperm(3 * size + 2, { dtype = "int32", seed = random(1 << 30) }):narrow(1, 1,
+        tokens - 1))
       local positions, ratio = indices(world, random, "positions", "int64", { tokens }, -1, 6), 1 + random(2)
       if kind == 0 then
         compare(world, function()
-          nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, cache, slots, positions, rope, { compress_ratio = ratio })
+          nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, cache, slots, positions, rope,
+            { compress_ratio = ratio })
         end)
       else
         local q = world.view("q", "bfloat16", { tokens, 2, 512 }, 0)

@@ -67,14 +67,16 @@ end]]
     local one = nibble.tensor(1.0)
     for _ = 1, 2 do
       nibble.current_stream():capture(function()
-        nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(rows, rows, slots, pool.paged_kv_cache, pool.kv_cache_sf,
+        nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(rows, rows, slots, pool.paged_kv_cache,
+          pool.kv_cache_sf,
           one, one, "NHD")
         slots:fill(2)
       end)
     end
     local _, unseen = nibble.check_reports()
     assert.equal(1, #unseen)
-    assert.matches("^what page.nvfp4.* %(.*checker_far_spec.lua:%d+%) does in a graph that writes its index tensors", unseen[1])
+    assert.matches("^what page.nvfp4.* %(.*checker_far_spec.lua:%d+%) does in a graph that writes its index tensors",
+      unseen[1])
   end)
 
   it("takes work for a graph that is linear in its nodes", function()

@@ -1,5 +1,5 @@
--- Checked mode, attacked: faults and near misses through views, several pools, captured graphs and freed pages. Each fault is told
--- once, with its lines, and the twin without it is clean (spec/support/checked.lua).
+-- Checked mode, attacked: faults and near misses through views, several pools, captured graphs and freed pages. Each
+-- fault is told once, with its lines, and the twin without it is clean (spec/support/checked.lua).
 local nibble = require "nibble"
 local checked = require "spec.support.checked"
 

@@ -1,5 +1,5 @@
--- Checked mode and the pages of requests: what an allocator has handed out to whom, held against slots, tables and lengths. Each
--- fault has a twin without it that is clean (spec/support/checked.lua).
+-- Checked mode and the pages of requests: what an allocator has handed out to whom, held against slots, tables and
+-- lengths. Each fault has a twin without it that is clean (spec/support/checked.lua).
 local nibble = require "nibble"
 local pages = require "nibble.pages"
 local checked = require "spec.support.checked"
@@ -186,7 +186,8 @@ describe("checked mode sees what is written over another request's tokens #quick
   after_each(function() nibble.check(false) end)
 
   it("by slots that are older than the owner of the page", function()
-    fault("foreign entry", "writes entry 1 of page 0 %(slot_mapping index 0%) once more, by a slot_mapping that is older than "
+    fault("foreign entry",
+      "writes entry 1 of page 0 %(slot_mapping index 0%) once more, by a slot_mapping that is older than "
       .. "request 2", POOL .. [[
 local old = A:allocate(2)
 local slots = nibble.tensor {1}
@@ -220,7 +221,8 @@ get(P, t.block_tables, t.seq_lens) --1]])
   end)
 
   it("by slots of one request while another waits for its token", function()
-    fault("foreign entry", "writes entry 3 of page 0 %(slot_mapping index 0%) once more, which request 1 has, while nothing "
+    fault("foreign entry",
+      "writes entry 3 of page 0 %(slot_mapping index 0%) once more, which request 1 has, while nothing "
       .. "has written the last token of request 2", POOL .. [[
 local p, q = A:allocate(4), A:allocate(3)
 put(P, A:slots(p)) --2
@@ -286,10 +288,13 @@ end
 mat(sf)
 %s
 get(P, {{0}}, {4})]]
-    fault("wrong scales", "materialize.* reads the scales of page 0 of v_block_scales, which are linear, as interleaved ones",
+    fault("wrong scales",
+      "materialize.* reads the scales of page 0 of v_block_scales, which are linear, as interleaved ones",
       program:format("--2", "", "--1", "mat(P.kv_cache_sf[2]) --break"))
-    fault("wrong scales", "dequantize.* reads the scales of page 0 of kv_cache_sf %(V%), which are interleaved, as linear ones",
-      program:format("", "--2", "", "get({paged_kv_cache = {k, v}, kv_cache_sf = {P.kv_cache_sf[1], sf}, kv_layout = 'HND'}, "
+    fault("wrong scales",
+      "dequantize.* reads the scales of page 0 of kv_cache_sf %(V%), which are interleaved, as linear ones",
+      program:format("", "--2", "",
+        "get({paged_kv_cache = {k, v}, kv_cache_sf = {P.kv_cache_sf[1], sf}, kv_layout = 'HND'}, "
         .. "{{0}}, {4}) --1 --break"))
     clean(program:format("", "", "", "mat(nibble.quantization.swizzle_v_scales(P.kv_cache_sf[2]:clone(), 'HND'))"))
   end)

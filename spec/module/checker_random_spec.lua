@@ -1,4 +1,5 @@
--- Checked mode against brute force, on random programs; on the scripts that come with nibble; and the sets of bytes that it is made of.
+-- Checked mode against brute force, on random programs; on the scripts that come with nibble; and the sets of bytes
+-- that it is made of.
 local nibble = require "nibble"
 local pages = require "nibble.pages"
 local programs = require "spec.support.programs"
@@ -41,15 +42,18 @@ describe("checked mode finds in random programs", function()
     for page = 1, 4 do tables[page] = nibble.tensor({ { page - 1 } }, { dtype = "int32" }) end
     for n = 1, 2 do
       lengths[n] = nibble.tensor({ n }, { dtype = "int32" })
-      outputs[n] = { nibble.zeros(1, 2, 2, 16, { dtype = "bfloat16" }), nibble.zeros(1, 2, 2, 16, { dtype = "bfloat16" }) }
+      outputs[n] = { nibble.zeros(1, 2, 2, 16, { dtype = "bfloat16" }),
+        nibble.zeros(1, 2, 2, 16, { dtype = "bfloat16" }) }
     end
     local one = nibble.tensor(1.0)
     function env.on(s, fn) env.s[s]:scope(fn) end
-    env.put = load("local append, inputs, pool, one, k = ... return function(i) append(inputs[i][1], inputs[i][1], inputs[i][2], "
+    env.put = load(
+      "local append, inputs, pool, one, k = ... return function(i) append(inputs[i][1], inputs[i][1], inputs[i][2], "
       .. "pool.paged_kv_cache, pool.kv_cache_sf, one, one, pool.kv_layout) end", "@spec/nibble/programs.lua")(
       nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping, inputs, pool, one)
     env.get = load("local dequantize, tables, lengths, outputs, pool, one = ... return function(page, n, i) "
-      .. "dequantize(pool.paged_kv_cache, pool.kv_cache_sf, tables[page], lengths[n], one, one, outputs[i][1], outputs[i][2], "
+      .. "dequantize(pool.paged_kv_cache, pool.kv_cache_sf, tables[page], lengths[n], one, one, "
+      .. "outputs[i][1], outputs[i][2], "
       .. "pool.kv_layout) end", "@spec/nibble/programs.lua")(
       nibble.quantization.nvfp4_kv_dequantize_paged, tables, lengths, outputs, pool, one)
     nibble.synchronize()
@@ -162,7 +166,8 @@ describe("checked mode has nothing to report of", function()
   local process = require "spec.support.runtime_process"
   for _, script in ipairs { "capture_and_replay.lua", "prefix_sharing.lua", "quantize_block.lua" } do
     it("examples/" .. script, function()
-      local result = process.run(process.quote(process.command()) .. " --check " .. process.quote(process.root) .. "scripts/examples/"
+      local result = process.run(process.quote(process.command()) .. " --check " .. process.quote(process.root) ..
+        "scripts/examples/"
         .. script)
       assert.same({ 0, "" }, { result.status, result.stderr })
       assert.matches("%S", result.stdout) -- it did something
@@ -173,7 +178,8 @@ describe("checked mode has nothing to report of", function()
     it("scenario decode " .. options, function()
       local result = process.run(process.quote(process.command()) .. " scenario decode --check " .. options)
       assert.same({ 0, "" }, { result.status, result.stderr })
-      assert.matches("\ngraphs .*, replayed %d+ times\n.*\nok: after each of " .. options:match("steps (%d+)") .. " steps",
+      assert.matches("\ngraphs .*, replayed %d+ times\n.*\nok: after each of " .. options:match("steps (%d+)") ..
+        " steps",
         result.stdout)
     end)
   end

@@ -1,4 +1,5 @@
--- Checked mode: for each kind of fault a program that has it and its twin that has not (spec/support/checked.lua says how).
+-- Checked mode: for each kind of fault a program that has it and its twin that has not (spec/support/checked.lua says
+-- how).
 local nibble = require "nibble"
 local checked = require "spec.support.checked"
 
@@ -38,7 +39,8 @@ b:scope(function() x:fill(2) end) --1]])
     end)
 
     it("end where the host waited, for a stream, an event, a tensor or the device", function()
-      for _, wait in ipairs { "a:synchronize()", "a:record():synchronize()", "nibble.synchronize()", "x:bytes()", "local _ = x[1]",
+      for _, wait in ipairs { "a:synchronize()", "a:record():synchronize()", "nibble.synchronize()", "x:bytes()",
+        "local _ = x[1]",
         "while not e:query() do end" } do
         clean(([[
 local x = nibble.zeros(4)
@@ -98,7 +100,8 @@ b:scope(function() get(pool, tables, lengths, k, v) end) --1]]):format(layout))
     end)
 
     it("inside a graph", function()
-      fault("race", "in the graph tensor:copy reads source float32 {4} while tensor:fill writes it %(tensor%): no path leads "
+      fault("race",
+        "in the graph tensor:copy reads source float32 {4} while tensor:fill writes it %(tensor%): no path leads "
         .. "from node 2 to node 3", [[
 local x, y = nibble.zeros(4), nibble.zeros(4)
 join(a)
@@ -132,7 +135,8 @@ a:scope(function() graph:replay() end) --3]]):format(slot)
         else
           local reports = run(source)
           assert.equal(1, #reports, texts(reports))
-          assert.matches("in the graph .* writes paged_kv_cache %(K%) .*, page 1, entry 0 while .* no path leads", reports[1].message)
+          assert.matches("in the graph .* writes paged_kv_cache %(K%) .*, page 1, entry 0 while .* no path leads",
+            reports[1].message)
           assert.same({ line_of(source, 1), line_of(source, 2), line_of(source, 3) },
             { reports[1].operation.where, reports[1].other.where, reports[1].operation.replay })
         end
@@ -175,7 +179,8 @@ end]]
     it("count kernels of the user's as readers or writers, whichever is innocent", function()
       local accesses, clocks = require "nibble.checker.accesses", require "nibble.checker.clocks"
       local found, clock = {}, clocks.new()
-      local memory = require("nibble.checker.memory").new(clock, function(_, a, b) found[#found + 1] = a.name .. " " .. b.name end)
+      local memory = require("nibble.checker.memory").new(clock, function(_, a, b) found[#found + 1] = a.name .. " " ..
+        b.name end)
       local function work(name, stream, user, write)
         local view = { storage = 1, offset = 0, dtype = "uint8", shape = { 4 }, stride = { 1 }, write = write }
         local items = accesses.expand({ kernel = name, user_kernel = user, accesses = { view } }, {})
@@ -206,7 +211,8 @@ b:scope(function() touch_kernel:launch(1, 4, {x}) end)
 a:scope(function() x:fill(1) end)]]
       _G.touch_kernel = nil
       assert.equal(1, #reports, texts(reports))
-      assert.matches("tensor:fill on stream %d+ writes .* while kernel:launch on stream %d+ uses it", reports[1].message)
+      assert.matches("tensor:fill on stream %d+ writes .* while kernel:launch on stream %d+ uses it",
+        reports[1].message)
     end)
   end)
 
@@ -455,7 +461,8 @@ a:scope(graph.replay, graph)]]
     end)
 
     it("with a fork that is not joined", function()
-      fault("unjoined", "stream %d+ was forked from the capture on stream %d+ and not joined back: nothing waits for its tensor:fill",
+      fault("unjoined",
+        "stream %d+ was forked from the capture on stream %d+ and not joined back: nothing waits for its tensor:fill",
         [[
 local x, y = nibble.zeros(4), nibble.zeros(4)
 join(a)

@@ -10,7 +10,8 @@ local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mappin
 
 -- A byte of a storage, past everything that explain uses to find it.
 local function byte_of(place)
-  return nibble.peek({ storage = place.storage, offset = place.byte, dtype = "uint8", shape = { 1 }, stride = { 1 } }):byte()
+  return nibble.peek({ storage = place.storage, offset = place.byte, dtype = "uint8", shape = { 1 },
+    stride = { 1 } }):byte()
 end
 
 local function filled(layout, head_dim, opts)
@@ -45,7 +46,8 @@ describe("nibble.explain #quick", function()
               assert.equal(f.code, dim % 2 == 0 and byte & 15 or byte >> 4)
               assert.equal(scale_byte, byte_of(f.scale_place))
               assert.is_truthy(text:find(("byte %d of storage"):format(f.code_place.byte), 1, true))
-              assert.is_truthy(text:find(("0x%02X, its %s nibble"):format(byte, dim % 2 == 0 and "low" or "high"), 1, true))
+              assert.is_truthy(text:find(("0x%02X, its %s nibble"):format(byte, dim % 2 == 0 and "low" or "high"), 1,
+                true))
             end
           end
         end
@@ -61,7 +63,8 @@ describe("nibble.explain #quick", function()
         local plain = select(2, explain.value(pool, opts))
         opts.sf, opts.kv_layout, opts.interleaved = { pool.kv_cache_sf[1], swizzled }, layout, true
         local _, f = explain.value(pool.paged_kv_cache, opts)
-        assert.same({ plain.scale_byte, plain.code, plain.decoded, true }, { f.scale_byte, f.code, f.decoded, f.as_stored })
+        assert.same({ plain.scale_byte, plain.code, plain.decoded, true },
+          { f.scale_byte, f.code, f.decoded, f.as_stored })
         assert.equal(plain.scale_byte, byte_of(f.scale_place))
         assert.is_nil(seen[f.scale_place.byte])
         seen[f.scale_place.byte] = true
@@ -76,7 +79,8 @@ describe("nibble.explain #quick", function()
     append(k, k, nibble.tensor { 6 }, stacked, sf, 1.0, 1.0)
     local row = k[{ 1, 1 }]
     for _, input in ipairs { row, row:totable(), row:narrow(1, 17, 16), row:narrow(1, 17, 16):totable() } do
-      local _, f = explain.value(stacked, { sf = sf, page = 1, entry = 2, dim = 20, input = input, global_scale = nibble.tensor(1.0) })
+      local _, f = explain.value(stacked, { sf = sf, page = 1, entry = 2, dim = 20, input = input,
+        global_scale = nibble.tensor(1.0) })
       assert.same({ true, row[21], 1, 4 }, { f.as_stored, f.input, f.block, f.element })
     end
   end)
@@ -96,7 +100,8 @@ K of slot 0 (page 0, entry 0), head 0, dimension 2 (block 0, element 2), NHD
   decoded         -1 * 1 * 1 = -1
   error           0 (0.000 half steps of E2M1)
   code's place    byte 1 of storage %d (page 0, entry 0, head 0, byte 1 of its row): 0x1A, its low nibble
-  scale's place   byte 0 of storage %d (page 0, entry 0, head 0, byte 0 of its row)]]):format(id, pool.kv_cache_sf[1]:storage()),
+  scale's place   byte 0 of storage %d (page 0, entry 0, head 0, byte 0 of its row)]]):format(id,
+      pool.kv_cache_sf[1]:storage()),
       (explain.value(pool, { slot = 0, dim = 2, input = k })))
     assert.equal(([[
 K of slot 0 (page 0, entry 0), head 0, dimension 0 (block 0, element 0), NHD
@@ -106,7 +111,8 @@ K of slot 0 (page 0, entry 0), head 0, dimension 0 (block 0, element 0), NHD
   code            7 = 6
   decoded         6 * 1 * 1 = 6
   code's place    byte 0 of storage %d (page 0, entry 0, head 0, byte 0 of its row): 0x57, its low nibble
-  scale's place   byte 0 of storage %d (page 0, entry 0, head 0, byte 0 of its row)]]):format(id, pool.kv_cache_sf[1]:storage()),
+  scale's place   byte 0 of storage %d (page 0, entry 0, head 0, byte 0 of its row)]]):format(id,
+      pool.kv_cache_sf[1]:storage()),
       (explain.value(pool, { slot = 0 })))
   end)
 
@@ -134,11 +140,13 @@ K of slot 0 (page 0, entry 0), head 0, dimension 0 (block 0, element 0), NHD
     local positions = { 3, 9, 11 }
     for _, shape in ipairs { { 2, 4, 384 }, { 2, 1, 4, 384 }, { 2, 4, 1, 384 } } do
       local cache = nibble.zeros(shape, { dtype = "uint8" })
-      nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, cache, nibble.tensor { 1, 6, 7 }, nibble.tensor(positions), turn)
+      nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, cache, nibble.tensor { 1, 6, 7 }, nibble.tensor(positions),
+        turn)
       local wanted = nibble.mla.dequantize_cache(cache, nibble.tensor { 1, 6, 7 })
       for i, slot in ipairs { 1, 6, 7 } do
         for dim = 0, 511, 5 do
-          local _, f = explain.value(cache, { slot = slot, dim = dim, input = kv[i], position = positions[i], cos_sin_cache = turn })
+          local _, f = explain.value(cache, { slot = slot, dim = dim, input = kv[i], position = positions[i],
+            cos_sin_cache = turn })
           assert.equal(wanted[{ i, dim + 1 }], numbers.decode(numbers.encode(f.decoded, "bfloat16"), "bfloat16"))
           assert.equal(kv[{ i, dim + 1 }], f.input)
           if dim < 448 then
@@ -212,7 +220,8 @@ describe("explain.head #quick", function()
   end)
 
   it("of nothing is 0", function()
-    assert.same({ rms = 0, worst = 0, max = 0, zero = 0, saturated = 0, count = 0, underflow = 0 }, explain.head():result())
+    assert.same({ rms = 0, worst = 0, max = 0, zero = 0, saturated = 0, count = 0, underflow = 0 },
+      explain.head():result())
   end)
 
   it("of a zero block has no errors", function()

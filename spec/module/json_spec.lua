@@ -6,7 +6,8 @@ describe("json.encode #quick", function()
     for text, value in pairs {
       ['{"a":[1,2.5],"b":null,"c":[],"d":{}}'] = { d = {}, a = { 1, 2.5 }, b = json.null, c = json.list {} },
       ["[true,false,null]"] = { true, false, json.null }, ["9223372036854775807"] = math.maxinteger,
-      ["-9223372036854775808"] = math.mininteger, ["3.0"] = 3.0, ["0.1"] = 0.1, ["0.30000000000000004"] = 0.1 + 0.2, ["1e+300"] = 1e300,
+      ["-9223372036854775808"] = math.mininteger, ["3.0"] = 3.0, ["0.1"] = 0.1, ["0.30000000000000004"] = 0.1 + 0.2,
+        ["1e+300"] = 1e300,
       ['"a\\"\\\\\\n\\t\\u0000\\u001f\\u007fé😀"'] = "a\"\\\n\t\0\31\127é😀", ["-0.0"] = -0.0,
     } do
       assert.equal(text, json.encode(value))
@@ -16,7 +17,8 @@ describe("json.encode #quick", function()
   it("refuses what JSON does not have", function()
     local deep = {}
     for _ = 1, 200 do deep = { deep } end
-    for _, value in ipairs { { 0 / 0 }, { math.huge }, { print }, { "\xff" }, { { 1, nil, 3 } }, { { 1, a = 2 } }, { { [2] = 1 } },
+    for _, value in ipairs { { 0 / 0 }, { math.huge }, { print }, { "\xff" }, { { 1, nil, 3 } }, { { 1, a = 2 } },
+      { { [2] = 1 } },
       { { [true] = 1 } }, { deep }, { json.list { a = 1 } } } do
       local ok, message = pcall(json.encode, value[1])
       assert.is_false(ok)
@@ -27,7 +29,8 @@ end)
 
 describe("json.decode #quick", function()
   it("gives back what encode wrote, kinds of numbers too", function()
-    local value = { a = { 1, 2.5, -7, math.maxinteger, math.mininteger, 3.0, 1e-300, 0.1 }, b = { json.null, true, "é\0\n\127" },
+    local value = { a = { 1, 2.5, -7, math.maxinteger, math.mininteger, 3.0, 1e-300, 0.1 },
+      b = { json.null, true, "é\0\n\127" },
       c = { x = { y = json.list {} } } }
     local back = json.decode(json.encode(value))
     assert.same(value, back)
@@ -38,7 +41,8 @@ describe("json.decode #quick", function()
   end)
 
   it("reads what others write", function()
-    assert.same({ a = { 1, { b = "é😀/" } } }, json.decode(' { "a" :\n[ 1 ,\t{ "b" : "\\u00e9\\ud83d\\ude00\\/" } ] }\r\n '))
+    assert.same({ a = { 1, { b = "é😀/" } } },
+      json.decode(' { "a" :\n[ 1 ,\t{ "b" : "\\u00e9\\ud83d\\ude00\\/" } ] }\r\n '))
     assert.same({ 1.0, 10.0, -0.5 }, json.decode("[1e0,1E+1,-5e-1]"))
     assert.equal(json.null, json.decode("null"))
   end)
@@ -50,8 +54,10 @@ describe("json.decode #quick", function()
       ["[1 2]"] = '"," or "]" at byte 4, got "2]"', ["{\"a\":1,}"] = "a name at byte 8", ["{a:1}"] = "a name at byte 2",
       ["{\"a\" 1}"] = '":" at byte 6', ["{\"a\":1,\"a\":2}"] = "each name once at byte 8", ["01"] = "a value at byte 1",
       ["1."] = "the end of a number at byte 2", ["+1"] = "a value", [".5"] = "a value", ["1e"] = "the end of a number",
-      ["nul"] = "a value", ["nulls"] = "nothing more at byte 5", ["NaN"] = "a value", ["1 1"] = "nothing more at byte 3",
-      ["9223372036854775808"] = "an integer of 64 bits", ["1e999"] = "a number of 64 bits", ['"a'] = "the end of a string",
+      ["nul"] = "a value", ["nulls"] = "nothing more at byte 5", ["NaN"] = "a value",
+        ["1 1"] = "nothing more at byte 3",
+      ["9223372036854775808"] = "an integer of 64 bits", ["1e999"] = "a number of 64 bits",
+        ['"a'] = "the end of a string",
       ['"\n"'] = "no control character", ['"\\x"'] = "an escape of JSON", ['"\\u12"'] = "four hexadecimal digits",
       ['"\\ud800"'] = "a pair of surrogates", ['"\xff"'] = "not UTF-8", ["'a'"] = "a value", ["[1]]"] = "nothing more",
       [("["):rep(200)] = "at most 100 levels", ["// x"] = "a value",
@@ -64,7 +70,9 @@ describe("json.decode #quick", function()
 
   it("nests 100 levels, and no more, both ways", function()
     for _, pair in ipairs { { "[", "]" }, { '{"a":', "}" } } do
-      local function nested(levels) return pair[1]:rep(levels - 1) .. (pair[1] == "[" and "[]" or "{}") .. pair[2]:rep(levels - 1) end
+      local function nested(levels)
+        return pair[1]:rep(levels - 1) .. (pair[1] == "[" and "[]" or "{}") .. pair[2]:rep(levels - 1)
+      end
       local value = assert(json.decode(nested(100)))
       assert.equal(nested(100), json.encode(value))
       local _, why = json.decode(nested(101))

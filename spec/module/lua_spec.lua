@@ -407,8 +407,8 @@ describe("arguments #quick", function()
 end)
 
 describe("calls near the limits of the stack", function()
-  -- Recurses until the stack overflows; calls `body` at level `first` and every fourth after it, and counts how often it
-  -- raised. (Lua itself is slow to recover there.)
+  -- Recurses until the stack overflows; calls `body` at level `first` and every fourth after it, and counts how often
+  -- it raised. (Lua itself is slow to recover there.)
   local function recurse(first, body)
     local depth, raised = 0, 0
     local function deeper()

@@ -163,7 +163,8 @@ end)
 
 describe("NIBBLE_DEVICE #quick", function()
   local function with(value, code)
-    return process.script('local nibble = require("nibble")\n' .. code, { before = "NIBBLE_DEVICE=" .. process.quote(value) })
+    return process.script('local nibble = require("nibble")\n' .. code,
+      { before = "NIBBLE_DEVICE=" .. process.quote(value) })
   end
 
   it("chooses the default device", function()
@@ -275,7 +276,8 @@ describe("the type annotations in bindings/lua/nibble/meta.lua and meta_observe.
     local t = nibble.zeros(2)
     local stream = nibble.stream()
     local graph = stream:capture(function() t:fill(1) end)
-    local objects = { tensor = t, stream = stream, event = stream:record(), graph = graph, memory_info = nibble.memory(),
+    local objects = { tensor = t, stream = stream, event = stream:record(), graph = graph,
+      memory_info = nibble.memory(),
       device_info = nibble.devices()[1], graph_node = graph:nodes()[1] }
     local optional = { ["device_info.reason"] = true, ["stream.handle"] = stream.device == "cpu" }
     for name, object in pairs(objects) do

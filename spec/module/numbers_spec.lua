@@ -1,12 +1,13 @@
--- Numbers at the border between Lua and tensors: what counts as an integer, what survives, what is refused before anything
--- is allocated. Conversions between dtypes are in formats_spec.lua.
+-- Numbers at the border between Lua and tensors: what counts as an integer, what survives, what is refused before
+-- anything is allocated. Conversions between dtypes are in formats_spec.lua.
 local nibble = require("nibble")
 
 local nan = 0 / 0
 
 describe("an integer parameter #quick", function()
   local t = nibble.arange(24):view(2, 3, 4)
-  local pages = { k = nibble.zeros(2, 1, 4, 32, { dtype = "uint8" }), sf = nibble.zeros(2, 1, 4, 4, { dtype = "uint8" }) }
+  local pages = { k = nibble.zeros(2, 1, 4, 32, { dtype = "uint8" }),
+    sf = nibble.zeros(2, 1, 4, 4, { dtype = "uint8" }) }
   local lens = nibble.zeros(1, { dtype = "int32" })
   local tables = nibble.zeros(1, 2, { dtype = "int32" })
 
@@ -58,7 +59,8 @@ describe("an integer parameter #quick", function()
 
   it("refuses 2.5, NaN, infinity, 1e300, 2^63, a string and a boolean", function()
     for name, call in pairs(places) do
-      for _, bad in ipairs({ 2.5, nan, math.huge, -math.huge, 1e300, 2.0 ^ 63, -2.0 ^ 63 - 2048, "2", "2.0", true, {} }) do
+      for _, bad in ipairs({ 2.5, nan, math.huge, -math.huge, 1e300, 2.0 ^ 63, -2.0 ^ 63 - 2048, "2", "2.0", true,
+        {} }) do
         -- A table is a whole shape, an index of no dimension or an empty row, where such are taken.
         if type(bad) ~= "table" or not (name:match("shape$") or name == "index" or name == "tensor uint8 value") then
           local ok, message = pcall(call, bad)
@@ -105,7 +107,8 @@ describe("integers past 2^53 #quick", function()
   it("are rounded once on the way to a float", function()
     -- 2^24 + 1 and its neighbours at the edge of float32; 2^53 + 1 lies just past a float64 tie.
     assert.same({ 16777216.0, 16777220.0 }, nibble.tensor({ 16777217, 16777219 }, { dtype = "float32" }):totable())
-    -- 2^60 + 2^36 + 1 is above the midpoint of two float32 numbers; through float64 it would become the midpoint itself.
+    -- 2^60 + 2^36 + 1 is above the midpoint of two float32 numbers; through float64 it would become the midpoint
+    -- itself.
     local value = (1 << 60) + (1 << 36) + 1
     local up = 2.0 ^ 60 + 2.0 ^ 37
     assert.equal(up, nibble.tensor({ value }, { dtype = "float32" }):item())
@@ -134,8 +137,10 @@ describe("floats #quick", function()
   end)
 
   it("at ties go to the even neighbour", function()
-    assert.same({ 1.0, 1 + 2.0 ^ -6 }, nibble.tensor({ 1 + 2.0 ^ -8, 1 + 3 * 2.0 ^ -8 }, { dtype = "bfloat16" }):totable())
-    assert.same({ 1.0, 1 + 2.0 ^ -9 }, nibble.tensor({ 1 + 2.0 ^ -11, 1 + 3 * 2.0 ^ -11 }, { dtype = "float16" }):totable())
+    assert.same({ 1.0, 1 + 2.0 ^ -6 }, nibble.tensor({ 1 + 2.0 ^ -8, 1 + 3 * 2.0 ^ -8 },
+      { dtype = "bfloat16" }):totable())
+    assert.same({ 1.0, 1 + 2.0 ^ -9 }, nibble.tensor({ 1 + 2.0 ^ -11, 1 + 3 * 2.0 ^ -11 },
+      { dtype = "float16" }):totable())
     assert.same({ 1.0, 1.25 }, nibble.tensor({ 1.0625, 1.1875 }, { dtype = "float8_e4m3fn" }):totable())
     assert.same({ 0.0, 2.0 ^ -8 }, nibble.tensor({ 2.0 ^ -10, 3 * 2.0 ^ -10 }, { dtype = "float8_e4m3fn" }):totable())
   end)

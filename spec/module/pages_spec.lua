@@ -69,7 +69,8 @@ describe("the page allocator #quick", function()
     raises(function() other:free(request) end, "allocator:free: request: expected a live request, got")
     allocator:free(request)
     assert.are.equal(4, allocator.num_free)
-    raises(function() allocator:free(request) end, "allocator:free: request: expected a live request, got one that was freed")
+    raises(function() allocator:free(request) end,
+      "allocator:free: request: expected a live request, got one that was freed")
     raises(function() allocator:append(request, 1) end, "allocator:append: request: expected a live request")
     raises(function() allocator:fork(request) end, "allocator:fork: request: expected a live request")
     raises(function() allocator:batch({ request }) end, "allocator:batch: request: expected a live request")
@@ -85,7 +86,8 @@ describe("the page allocator #quick", function()
   end)
 
   it("gives slots page * page_size + entry, in the order of the tokens", function()
-    local allocator = pages.allocator { num_pages = 8, page_size = 4, layout = function() return { 5, 2, 7, 0, 1, 3, 4, 6 } end }
+    local allocator = pages.allocator { num_pages = 8, page_size = 4, layout = function()
+      return { 5, 2, 7, 0, 1, 3, 4, 6 } end }
     local request = allocator:allocate(6)
     assert.are.same({ 5, 2 }, request.pages)
     assert.are.same({ 20, 21, 22, 23, 8, 9 }, allocator:slots(request))
@@ -253,13 +255,18 @@ describe("the page allocator #quick", function()
   end)
 
   it("names the parameter in its errors", function()
-    raises(function() pages.allocator { page_size = 4 } end, "pages.allocator: num_pages: expected an integer >= 1, got nil")
-    raises(function() pages.allocator { num_pages = 4, page_size = 0 } end, "page_size: expected an integer >= 1, got 0")
-    raises(function() pages.allocator { num_pages = 4, page_size = 1.5 } end, "page_size: expected an integer >= 1, got 1.5")
-    raises(function() pages.allocator { num_pages = 4, page_size = 4, layot = 1 } end, "pages.allocator: layot: expected one of")
+    raises(function() pages.allocator { page_size = 4 } end,
+      "pages.allocator: num_pages: expected an integer >= 1, got nil")
+    raises(function() pages.allocator { num_pages = 4, page_size = 0 } end,
+      "page_size: expected an integer >= 1, got 0")
+    raises(function() pages.allocator { num_pages = 4, page_size = 1.5 } end,
+      "page_size: expected an integer >= 1, got 1.5")
+    raises(function() pages.allocator { num_pages = 4, page_size = 4, layot = 1 } end,
+      "pages.allocator: layot: expected one of")
     raises(function() pages.allocator { num_pages = 4, page_size = 4, layout = "heap" } end,
       "pages.allocator: layout: expected sequential, shuffled, fragmented, ring or a function, got heap")
-    raises(function() pages.allocator { num_pages = 4, page_size = 4, reserved = 4 } end, "reserved: expected fewer than num_pages")
+    raises(function() pages.allocator { num_pages = 4, page_size = 4, reserved = 4 } end,
+      "reserved: expected fewer than num_pages")
     local allocator = pages.allocator { num_pages = 4, page_size = 4 }
     raises(function() allocator:allocate(-1) end, "allocator:allocate: length: expected an integer >= 0, got -1")
     raises(function() allocator:fork(allocator:allocate(2), 3) end, "allocator:fork: length: expected at most 2, got 3")
@@ -270,7 +277,8 @@ end)
 describe("page layouts #quick", function()
   local function order(layout, seed, num_pages)
     num_pages = num_pages or 64
-    return pages.allocator({ num_pages = num_pages, page_size = 1, layout = layout, seed = seed }):allocate(num_pages).pages
+    return pages.allocator({ num_pages = num_pages, page_size = 1, layout = layout,
+      seed = seed }):allocate(num_pages).pages
   end
 
   it("hand out every page once", function()
@@ -326,7 +334,8 @@ describe("page layouts #quick", function()
     end, 9))
     raises(function() order(function() return { 0, 0, 1 } end, 0, 3) end,
       "layout: expected each page 0..2 once from the layout function, got 0")
-    raises(function() order(function() return { 0, 1 } end, 0, 3) end, "layout: expected 3 pages from the layout function, got 2")
+    raises(function() order(function() return { 0, 1 } end, 0, 3) end,
+      "layout: expected 3 pages from the layout function, got 2")
     raises(function() order(function() return { 0, 1, 3 } end, 0, 3) end, "got 3")
   end)
 
@@ -374,7 +383,8 @@ describe("a batch #quick", function()
     local a, b = allocator:allocate(3), allocator:allocate(6)
     local batch = allocator:batch({ b, a }, { batch_size = 4, new_tokens = 1, num_slots = 4 })
     assert.are.same({ 2 * 4 + 1, 2, -1, -1 }, batch.slot_mapping)
-    raises(function() allocator:batch({ a }, { new_tokens = 4 }) end, "new_tokens: expected at most the request's 3, got 4")
+    raises(function() allocator:batch({ a }, { new_tokens = 4 }) end,
+      "new_tokens: expected at most the request's 3, got 4")
   end)
 
   it("refuses to be smaller than what it holds", function()
@@ -486,10 +496,12 @@ describe("pools #quick", function()
       for i, storage in ipairs(before.storage) do
         local size = storage.shape[2]
         local padding = i <= 2 and 48 or 3
-        assert.is_true(storage:narrow(2, size - padding + 1, padding):equal(eager.storage[i]:narrow(2, size - padding + 1, padding)))
+        assert.is_true(storage:narrow(2, size - padding + 1,
+          padding):equal(eager.storage[i]:narrow(2, size - padding + 1, padding)))
       end
     end
-    raises(function() pages.copy({}, "not enough pages") end, "pages.copy: copies: expected a list of copies, got not enough")
+    raises(function() pages.copy({}, "not enough pages") end,
+      "pages.copy: copies: expected a list of copies, got not enough")
   end)
 
   it("refuse what is no shape", function()

@@ -31,9 +31,11 @@ local function assert_self_contained(html)
 end
 
 local full = {
-  title = "a run", name = "decode", ok = false, message = "step 3: byte 7", command = "nibble scenario decode --seed 5", device = "cpu",
+  title = "a run", name = "decode", ok = false, message = "step 3: byte 7", command = "nibble scenario decode --seed 5",
+    device = "cpu",
   device_description = "a processor", version = "0.1.0", seed = 5, steps = 2, compared = 12500000, notes = { "a note" },
-  parameters = { { name = "page_size", value = 4, default = 16, help = "tokens a page" }, { name = "layout", value = "HND" } },
+  parameters = { { name = "page_size", value = 4, default = 16, help = "tokens a page" },
+    { name = "layout", value = "HND" } },
   series = { { name = "tokens", unit = "tokens", values = { 5, 7 } }, { name = "load", values = { false, 0.25 } } },
   caches = { {
     name = "cache", num_pages = 4, page_size = 4, kv_layout = "HND", snapshots = {
@@ -59,14 +61,18 @@ describe("report.html #quick", function()
     assert_self_contained(html)
     local text = texts_of(html)
     for _, words in ipairs {
-      "a run", "FAILED", "step 3: byte 7", "nibble scenario decode --seed 5", "cpu (a processor)", "0.1.0", "12.5 MB", "a note",
+      "a run", "FAILED", "step 3: byte 7", "nibble scenario decode --seed 5", "cpu (a processor)", "0.1.0", "12.5 MB",
+        "a note",
       "page_size", "tokens a page", "HND", "load", "0.25", "page 3, step 2: request 1, 2 of 4 tokens", "batch of 4",
-      "captures 1, updates 2, rebuilt 3, replays 4", "1 append", "layer 0 K", "9.50 %", "0.7500", "0.125", "25.00 %", "6.25 %",
-      "head 0, block 1, token 2: 4", "-1 to 0", "step", "2.500", "2.00", "append", "12", "check: race: two writes", "check: second",
+      "captures 1, updates 2, rebuilt 3, replays 4", "1 append", "layer 0 K", "9.50 %", "0.7500", "0.125", "25.00 %",
+        "6.25 %",
+      "head 0, block 1, token 2: 4", "-1 to 0", "step", "2.500", "2.00", "append", "12", "check: race: two writes",
+        "check: second",
     } do
       assert.is_truthy(text:find(words, 1, true), words)
     end
-    assert.is_truthy(html:find('<td class="n changed">4</td>', 1, true), "a parameter that is not its default stands out")
+    assert.is_truthy(html:find('<td class="n changed">4</td>', 1, true),
+      "a parameter that is not its default stands out")
   end)
 
   it("needs a title and nothing more", function()
@@ -125,14 +131,16 @@ end)
 describe("nibble scenario NAME --report", function()
   it("writes the page of the run", function()
     local path = os.tmpname()
-    local result = process.run(("%s scenario decode --steps 3 --requests 3 --random --tokens 40 --check --report %s"):format(
+    local result =
+      process.run(("%s scenario decode --steps 3 --requests 3 --random --tokens 40 --check --report %s"):format(
       process.quote(process.command()), path))
     assert.same({ 0, "" }, { result.status, result.stderr })
     local html = process.read(path)
     os.remove(path)
     assert_self_contained(html)
     local text = texts_of(html)
-    for _, words in ipairs { "passed", "scenario decode", "No reports", "page 0, steps 1 to 3: reserved", "each block of layer 0 K",
+    for _, words in ipairs { "passed", "scenario decode", "No reports", "page 0, steps 1 to 3: reserved",
+      "each block of layer 0 K",
       "captures 1" } do
       assert.is_truthy(text:find(words, 1, true), words)
     end

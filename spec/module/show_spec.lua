@@ -125,7 +125,8 @@ describe("show.block #quick", function()
   end)
 
   it("stays ASCII and without colour on request, and marks what is past half a step", function()
-    local bare = show.block(numbers, with(plain, { codes = { 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7 }, scale_byte = 0x38 }))
+    local bare = show.block(numbers, with(plain,
+      { codes = { 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7 }, scale_byte = 0x38 }))
     assert.is_nil(bare:find("[\x80-\xFF\27]"))
     assert.is_truthy(bare:find("|########>", 1, true))
     local colored = show.block(numbers, { color = true, utf8 = true })
@@ -149,7 +150,8 @@ describe("show.block #quick", function()
           for block = 0, 2 do
             local numbers_of = k[{ row, head + 1 }]:narrow(1, block * 16 + 1, 16):totable()
             local scale_byte, codes = reference.quantize_block(numbers_of, 1.0)
-            local got, got_scale = show.read_block(pool.paged_kv_cache[1], pool.kv_cache_sf[1], slot, head, block, layout)
+            local got, got_scale = show.read_block(pool.paged_kv_cache[1], pool.kv_cache_sf[1], slot, head, block,
+              layout)
             assert.are.same(codes, got)
             assert.are.equal(scale_byte, got_scale)
           end
@@ -180,7 +182,8 @@ error
   end)
 
   it("puts what is outside into the outermost bins, and NaN on a line of its own", function()
-    local text = show.histogram({ -9, 0.5, 7, math.huge, -math.huge, 0 / 0 }, with(plain, { bins = 2, low = 0, high = 1 }))
+    local text = show.histogram({ -9, 0.5, 7, math.huge, -math.huge, 0 / 0 },
+      with(plain, { bins = 2, low = 0, high = 1 }))
     assert.is_truthy(text:find("0 .. 0.5 +2 |"))
     assert.is_truthy(text:find("0.5 .. 1 +3 |"))
     assert.is_truthy(text:find("\n  NaN: 1$"))
@@ -201,7 +204,8 @@ error
     for _, bar in ipairs { "█", "██", "███", "████", "█████", "██████", "███████", "████████" } do
       assert.is_truthy(text:find("│ " .. bar .. "\n") or text:find("│ " .. bar .. "$"))
     end
-    assert.is_truthy(show.histogram({ 0, 1, 1, 1 }, { bins = 2, utf8 = true, color = false, width = 41 }):find("│ ██▋\n"))
+    assert.is_truthy(show.histogram({ 0, 1, 1, 1 },
+      { bins = 2, utf8 = true, color = false, width = 41 }):find("│ ██▋\n"))
   end)
 
   it("takes a tensor", function()
@@ -281,9 +285,12 @@ describe("the terminal #quick", function()
 
   it("shows text from elsewhere without its control characters", function()
     for text, seen in pairs {
-      [""] = "", ["plain \u{e9} \u{3042}"] = "plain \u{e9} \u{3042}", ["\27]0;x\7"] = "\\x1B]0;x\\x07", ["\0\127"] = "\\x00\\x7F",
-      ["a\nb\tc\r"] = "a\\x0Ab\\x09c\\x0D", ["\u{85}\u{9b}31m"] = "\\u{85}\\u{9B}31m", ["\xff\xc3x\xe3\x81"] = "\\xFF\\xC3x\\xE3\\x81",
-      ["\u{202e}\u{2066}\u{2028}"] = "\\u{202E}\\u{2066}\\u{2028}", ["\xed\xa0\x80"] = "\\xED\\xA0\\x80", ["\xc0\x9b"] = "\\xC0\\x9B",
+      [""] = "", ["plain \u{e9} \u{3042}"] = "plain \u{e9} \u{3042}", ["\27]0;x\7"] = "\\x1B]0;x\\x07",
+        ["\0\127"] = "\\x00\\x7F",
+      ["a\nb\tc\r"] = "a\\x0Ab\\x09c\\x0D", ["\u{85}\u{9b}31m"] = "\\u{85}\\u{9B}31m",
+        ["\xff\xc3x\xe3\x81"] = "\\xFF\\xC3x\\xE3\\x81",
+      ["\u{202e}\u{2066}\u{2028}"] = "\\u{202E}\\u{2066}\\u{2028}", ["\xed\xa0\x80"] = "\\xED\\xA0\\x80",
+        ["\xc0\x9b"] = "\\xC0\\x9B",
     } do
       assert.equal(seen, show.visible(text))
     end

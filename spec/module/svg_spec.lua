@@ -3,7 +3,8 @@ local pages = require "nibble.pages"
 local svg = require "nibble.svg"
 local process = require "spec.support.runtime_process"
 
--- Checks that a text is one XML element with balanced tags and quoted attributes; returns its tags with their attributes.
+-- Checks that a text is one XML element with balanced tags and quoted attributes; returns its tags with their
+-- attributes.
 local function parse(text)
   local tags, open, at = {}, {}, 1
   while true do
@@ -65,11 +66,13 @@ describe("svg.page_table #quick", function()
     local allocator, snapshots = history()
     local tags = parse(svg.page_table(allocator, snapshots, { title = "pages" }))
     local list = titles(tags)
-    -- a (r1) holds pages 1 and 2 from the start: 6 + 1 tokens at step 1, full at 2. Its fork shares page 1 until a goes.
+    -- a (r1) holds pages 1 and 2 from the start: 6 + 1 tokens at step 1, full at 2. Its fork shares page 1 until a
+    -- goes.
     for text, times in pairs {
       ["page 0, steps 1 to 6: reserved"] = 1, ["page 1, steps 1 to 2: request r1, 4 of 4 tokens"] = 1,
       ["page 1, steps 3 to 4: request r1, r2 (shared), 4 of 4 tokens"] = 2, -- a band for each
-      ["page 1, steps 5 to 6: request r2, 4 of 4 tokens"] = 1, ["page 2, step 1: request r1, 3 of 4 tokens"] = 2, -- pale and solid
+      -- pale and solid
+      ["page 1, steps 5 to 6: request r2, 4 of 4 tokens"] = 1, ["page 2, step 1: request r1, 3 of 4 tokens"] = 2,
       ["page 2, steps 2 to 4: request r1, 4 of 4 tokens"] = 1, ["page 3, step 3: request r2, 1 of 4 tokens"] = 2,
       ["page 3, step 6: request r2, 4 of 4 tokens"] = 1,
     } do
@@ -112,10 +115,12 @@ describe("svg.page_table #quick", function()
     local allocator = pages.allocator { num_pages = 2, page_size = 4 }
     local request = allocator:allocate(3)
     request.id = "<b>\"&'\1\xff"
-    local text = svg.page_table(allocator, { svg.snapshot(allocator, { request }, "</svg>") }, { title = "a < b & \"c\"" })
+    local text = svg.page_table(allocator, { svg.snapshot(allocator, { request }, "</svg>") },
+      { title = "a < b & \"c\"" })
     local tags = parse(text)
     assert.equal("a &lt; b &amp; &quot;c&quot;", tags[1].attributes["aria-label"])
-    assert.equal(2, count(titles(tags), "page 0, step &lt;/svg&gt;: request &lt;b&gt;&quot;&amp;&#39;??, 3 of 4 tokens"))
+    assert.equal(2,
+      count(titles(tags), "page 0, step &lt;/svg&gt;: request &lt;b&gt;&quot;&amp;&#39;??, 3 of 4 tokens"))
   end)
 
   it("stays bounded, and says what is left out", function()
@@ -188,17 +193,20 @@ end)
 
 describe("svg.error_map #quick", function()
   it("has a cell for each token and block, with its value", function()
-    local list = titles(parse(svg.error_map({ { { 1, 9 }, { 5, false }, { 0 / 0, 9 } }, { { 2, 2 }, { 2, 2 }, { 2, 2 } } },
+    local list = titles(parse(svg.error_map({ { { 1, 9 }, { 5, false }, { 0 / 0, 9 } },
+      { { 2, 2 }, { 2, 2 }, { 2, 2 } } },
       { title = "errors", first_token = 10 })))
     table.sort(list)
     assert.same({ "head 0, block 0, token 10: 1", "head 0, block 0, token 11: 5", "head 0, block 1, token 10: 9",
-      "head 0, block 1, token 12: 9", "head 1, block 0, tokens 10 to 12: up to 2", "head 1, block 1, tokens 10 to 12: up to 2" }, list)
+      "head 0, block 1, token 12: 9", "head 1, block 0, tokens 10 to 12: up to 2",
+        "head 1, block 1, tokens 10 to 12: up to 2" }, list)
   end)
 
   it("has darker shades for larger values, the darkest for `most` and above", function()
     local function shades(opts)
       local found = {}
-      for level, title in svg.error_map({ { { 0 }, { 4.9 }, { 10 }, { 30 } } }, opts):gmatch('class="h(%d)"[^>]*><title>([^<]*)') do
+      for level, title in svg.error_map({ { { 0 }, { 4.9 }, { 10 }, { 30 } } },
+        opts):gmatch('class="h(%d)"[^>]*><title>([^<]*)') do
         found[title:match("tokens? (%d+)")] = tonumber(level)
       end
       return found

@@ -1,4 +1,5 @@
--- nibble.trace: what is recorded, its summary and its form for Perfetto, and that it can be executed again with the same happening.
+-- nibble.trace: what is recorded, its summary and its form for Perfetto, and that it can be executed again with the
+-- same happening.
 local json = require "nibble.json"
 local nibble = require "nibble"
 local pages = require "nibble.pages"
@@ -50,7 +51,8 @@ local function remove() os.remove(path) end
 
 -- Each operation, each way of making a tensor, streams, events, captures and updates.
 local function everything()
-  local pool = pages.caches { num_pages = 6, page_size = 4, num_kv_heads = 2, head_dim = 64, kv_layout = "HND", page_padding = 64 }
+  local pool = pages.caches { num_pages = 6, page_size = 4, num_kv_heads = 2, head_dim = 64, kv_layout = "HND",
+    page_padding = 64 }
   local k = nibble.randn(9, 2, 64, { dtype = "bfloat16", seed = 3 })
   local slots = nibble.tensor { 3, -1, 9, 20, 21, 22, 23, 0, 1 }
   local tables = nibble.tensor({ { 0, 5 }, { 2, 1 } }, { dtype = "int32" })
@@ -58,7 +60,8 @@ local function everything()
   local g = nibble.tensor(0.5)
   append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, 0.25, g, "HND")
   local v_sf = quantization.swizzle_v_scales(pool.kv_cache_sf[2], "HND")
-  quantization.nvfp4_kv_materialize_fp8(pool.paged_kv_cache[1], pool.paged_kv_cache[2], pool.kv_cache_sf[1], v_sf, tables, lengths, 8)
+  quantization.nvfp4_kv_materialize_fp8(pool.paged_kv_cache[1], pool.paged_kv_cache[2], pool.kv_cache_sf[1], v_sf,
+    tables, lengths, 8)
   quantization.nvfp4_kv_materialize_fp8(pool.paged_kv_cache[1], pool.paged_kv_cache[2], pool.kv_cache_sf[1], v_sf,
     nibble.tensor({ { { 0 }, { 1 } } }, { dtype = "int32" }), nibble.tensor({ 3 }, { dtype = "int32" }), 4, {
       uses_shared_paged_kv_idx = false, kv_page_indptr = nibble.tensor({ 0, 3 }, { dtype = "int32" }), num_pages = 3,
@@ -96,7 +99,8 @@ local function everything()
       quantization.swizzle_v_scales(pool.kv_cache_sf[2], "HND", { out = v_sf })
       if twice then quantization.swizzle_v_scales(v_sf, "HND", { inverse = true }) end
     end)
-    quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, tables, lengths, g, g, out, out:clone(), "HND")
+    quantization.nvfp4_kv_dequantize_paged(pool.paged_kv_cache, pool.kv_cache_sf, tables, lengths, g, g, out,
+      out:clone(), "HND")
     main:wait(side:record())
   end
   main:wait(nibble.current_stream():record())
@@ -125,7 +129,8 @@ describe("a trace", function()
     local g = nibble.tensor(1.0)
     local run = record(function()
       append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, 1.0, g)
-      local graph = nibble.stream():capture(function() append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, g, g) end)
+      local graph = nibble.stream():capture(function() append(k, k, slots, pool.paged_kv_cache, pool.kv_cache_sf, g, g)
+        end)
       slots:copy(nibble.tensor { 7, -1 })
       nibble.synchronize()
       graph:replay()
@@ -135,7 +140,8 @@ describe("a trace", function()
     assert.same({ nibble.version, 1, nibble.device(), "two appends" },
       { run.header.nibble, run.header.trace, run.header.device, run.header.title })
     local works, replays = kinds(run, "work"), kinds(run, "replay")
-    assert.same({ "slot_mapping", { 5, 2 } }, { works[1].indices[1].parameter, { table.unpack(works[1].indices[1].values) } })
+    assert.same({ "slot_mapping", { 5, 2 } },
+      { works[1].indices[1].parameter, { table.unpack(works[1].indices[1].values) } })
     assert.same({ "0x1p+0", true }, { ("%a"):format(works[1].attributes.k_scale), works[1].attributes.v_scale == nil })
     assert.is_nil(works[2].indices) -- captured
     assert.equal(1, works[2].node)
@@ -161,10 +167,13 @@ describe("a trace", function()
     local function access(parameter, shape, layout)
       return { storage = #parameter, offset = 0, parameter = parameter, shape = shape, kv_layout = layout }
     end
-    local function index(parameter, values) return { parameter = parameter, storage = #parameter, offset = 0, values = values } end
+    local function index(parameter, values)
+      return { parameter = parameter, storage = #parameter, offset = 0, values = values }
+    end
     local work = { accesses = { access("paged_kv_cache (K)", { 9, 2, 4, 8 }, "HND"), access("block_tables", { 3, 3 }),
       access("seq_lens", { 3 }) } }
-    local touched = trace.pages_of(work, { index("block_tables", { 1, 2, 3, 4, 5, 6, 7, -1, 99 }), index("seq_lens", { 5, 0, 12 }) })
+    local touched = trace.pages_of(work, { index("block_tables", { 1, 2, 3, 4, 5, 6, 7, -1, 99 }),
+      index("seq_lens", { 5, 0, 12 }) })
     assert.same({ [1] = true, [2] = true, [7] = true }, touched[1].pages)
     work = { accesses = { access("k_cache", { 9, 2, 4, 8 }, "HND"), access("v_cache2", { 9, 2, 4, 8 }, "HND"),
       access("block_tables", { 1, 2, 2 }), access("seq_lens", { 1 }) } }
@@ -182,7 +191,9 @@ describe("a trace", function()
     nibble.zeros(7)
     assert.is_true(recorder:close() >= 2)
     nibble.zeros(9)
-    for _, work in ipairs(kinds(trace.read(path), "work")) do assert.same({ 7 }, { table.unpack(work.accesses[1].shape) }) end
+    for _, work in ipairs(kinds(trace.read(path), "work")) do
+      assert.same({ 7 }, { table.unpack(work.accesses[1].shape) })
+    end
   end)
 
   it("says why it cannot be written #quick", function()
@@ -253,7 +264,9 @@ describe("a trace", function()
       end
       local found = {}
       for _, event in ipairs(require("nibble.trace_chrome").convert(run).traceEvents) do
-        if event.name == "in flight" then found[#found + 1] = ("%d: %g to %g"):format(event.tid, event.ts, event.ts + event.dur) end
+        if event.name == "in flight" then
+          found[#found + 1] = ("%d: %g to %g"):format(event.tid, event.ts, event.ts + event.dur)
+        end
       end
       table.sort(found)
       return found
@@ -261,13 +274,15 @@ describe("a trace", function()
     local function work(stream) return { kind = "work", stream = stream } end
     local function host() return { kind = "host_write", accesses = {} } end
     assert.same({ "1: 1 to 4" }, slices(work(1), host(), work(1), { kind = "synchronized", stream = 1 }, host()))
-    assert.same({ "1: 1 to 2", "1: 4 to 5" }, slices(work(1), { kind = "synchronized" }, host(), work(1), { kind = "synchronized" }))
+    assert.same({ "1: 1 to 2", "1: 4 to 5" },
+      slices(work(1), { kind = "synchronized" }, host(), work(1), { kind = "synchronized" }))
     assert.same({ "1: 1 to 4", "2: 3 to 4" }, slices(work(1), { kind = "event_record", stream = 1, event = 5 },
       { kind = "stream_wait", stream = 2, event = 5 }, { kind = "synchronized", stream = 2 }, host()))
     assert.same({ "1: 1 to 3" }, slices(work(1), { kind = "event_record", stream = 1, event = 5 },
       { kind = "synchronized", event = 5 }, host()))
     assert.same({ "1: 1 to 2" }, slices(work(1), { kind = "synchronized", storage = 9 }, host()))
-    assert.same({ "1: 1 to 3" }, slices(work(1), { kind = "synchronized", stream = 7 }, host())) -- not known: to the end
+    -- not known: to the end
+    assert.same({ "1: 1 to 3" }, slices(work(1), { kind = "synchronized", stream = 7 }, host()))
   end)
 
   it("keeps the bytes of titles and paths that are no UTF-8, in JSON that is #quick", function()
@@ -284,7 +299,8 @@ describe("a trace", function()
   it("is summarised #quick", function()
     local text = trace.summary(record(everything, { title = "all of it" }))
     for _, pattern in ipairs {
-      "trace of all of it, nibble " .. nibble.version:gsub("%p", "%%%0") .. " on " .. nibble.device() .. ": %d+ observations in %d",
+      "trace of all of it, nibble " .. nibble.version:gsub("%p", "%%%0") .. " on " .. nibble.device() ..
+        ": %d+ observations in %d",
       "page.nvfp4_quantize_append[%w_]* +1 +3 +4 ",
       "quantization.nvfp4_kv_materialize_fp8 +2 +0 +0 ",
       "quantization.swizzle_v_scales +1 +4 +6 ", "graph %d+ +%d +2 +4 ", "storage %d+ +%d+ +%d+", "MB at most",
@@ -306,7 +322,9 @@ describe("a trace", function()
     for _, event in ipairs(object.traceEvents) do
       assert.equal(1, event.pid)
       if event.ph == "M" and event.name == "thread_name" then threads[event.tid] = event.args.name end
-      if event.ph ~= "M" then assert.is_true(type(event.ts) == "number" and event.ts >= 0 and threads[event.tid] ~= nil) end
+      if event.ph ~= "M" then
+        assert.is_true(type(event.ts) == "number" and event.ts >= 0 and threads[event.tid] ~= nil)
+      end
       if event.ph == "s" then
         assert.is_nil(starts[event.id])
         starts[event.id] = event.ts
@@ -386,7 +404,8 @@ describe("a trace that is executed again", function()
     assert.equal(pool.kv_cache_sf[2]:bytes(), got["kv_cache_sf (V)"])
   end)
 
-  it("writes again what went into tensors in use, through storages that are gone when the recorder looks #quick", function()
+  it("writes again what went into tensors in use, through storages that are gone when the recorder looks #quick",
+    function()
     local run = record(function()
       local pool = pages.caches { num_pages = 8, page_size = 4, num_kv_heads = 2, head_dim = 64 }
       local k, slots = nibble.zeros(2, 2, 64, { dtype = "bfloat16" }), nibble.tensor({ 0, 1 }, { dtype = "int32" })
@@ -395,7 +414,8 @@ describe("a trace that is executed again", function()
         put()
         slots[1] = i % 16
         put()
-        slots:copy(nibble.tensor({ i % 16, 16 + i % 16 }, { dtype = "int64", device = "cpu" })) -- converted where it arrives
+        -- converted where it arrives
+        slots:copy(nibble.tensor({ i % 16, 16 + i % 16 }, { dtype = "int64", device = "cpu" }))
         nibble.synchronize()
       end
     end)
@@ -475,8 +495,10 @@ describe("a trace that is executed again", function()
 
   it("refuses what it cannot execute, before it does anything #quick", function()
     for _, case in ipairs {
-      { { kind = "work", kernel = "mine", user_kernel = true, stream = 1, accesses = {} }, "line 2: the user's kernel mine cannot be" },
-      { { kind = "work", kernel = "unknown", stream = 1, accesses = {} }, "line 2: kernel unknown cannot be executed again" },
+      { { kind = "work", kernel = "mine", user_kernel = true, stream = 1, accesses = {} },
+        "line 2: the user's kernel mine cannot be" },
+      { { kind = "work", kernel = "unknown", stream = 1, accesses = {} },
+        "line 2: kernel unknown cannot be executed again" },
       { { kind = "work", stream = 1, accesses = {}, operation = "stream:call" }, "line 2: a function of the host's" },
     } do
       local result, message = replay { header = {}, list = { case[1] } }
@@ -500,7 +522,8 @@ describe("a trace that is executed again", function()
     end
     local run = record(everything)
     assert.is_true(replay(run, { max_bytes = 1 << 28 }).ok)
-    assert.matches("^max_bytes: expected storages of at most 1000 bytes", (select(2, replay(run, { max_bytes = 1000 }))))
+    assert.matches("^max_bytes: expected storages of at most 1000 bytes",
+      (select(2, replay(run, { max_bytes = 1000 }))))
   end)
 
   it("compares streams, in whatever is done on them #quick", function()
@@ -523,7 +546,9 @@ describe("a trace that is executed again", function()
     end
     local result = replay(run)
     assert.is_false(result.ok)
-    for _, difference in ipairs(result.differences) do assert.matches("^line %d+: [^:]+: stream was %d+, is %d+$", difference) end
+    for _, difference in ipairs(result.differences) do
+      assert.matches("^line %d+: [^:]+: stream was %d+, is %d+$", difference)
+    end
     assert.is_true(#result.differences >= 5)
   end)
 
@@ -572,13 +597,17 @@ describe("a damaged trace", function()
       [header .. '{"kind":"dance"}\n'] = ":2: expected an observation",
       [header .. '{"kind":"work"}\n'] = ":2: expected time and operation",
       [header .. '{"kind":"work","time":1,"operation":"x"}\n'] = ":2: expected stream and accesses",
-      [header .. '{"kind":"work","time":1,"operation":"x","stream":"1","accesses":[]}\n'] = ":2: expected an integer for stream",
-      [header .. '{"kind":"work","time":1,"operation":"x","stream":1,"accesses":[{}]}\n'] = ":2: expected an access with storage",
-      [header .. '{"kind":"replay","time":1,"operation":"x","stream":1,"indices":[1]}\n'] = ":2: expected indices with values",
+      [header .. '{"kind":"work","time":1,"operation":"x","stream":"1","accesses":[]}\n'] =
+        ":2: expected an integer for stream",
+      [header .. '{"kind":"work","time":1,"operation":"x","stream":1,"accesses":[{}]}\n'] =
+        ":2: expected an access with storage",
+      [header .. '{"kind":"replay","time":1,"operation":"x","stream":1,"indices":[1]}\n'] =
+        ":2: expected indices with values",
       [header .. '{"kind":"synchronized","time":1,"operation":"x","indices":7}\n'] = ":2: expected a table for indices",
       [header .. '{"kind":"synchronized","time":1e300,"operation":"x"}\n'] = ":2: expected a time of less than",
       [header .. '{"kind":"synchronized","time":1,"operation":"x","where":[]}\n'] = ":2: expected a string for where",
-      [header .. '{"kind":"host_read","time":1,"operation":"x","accesses":[{"storage":1,"offset":0,"dtype":"int32","shape":[1],' ..
+      [header .. '{"kind":"host_read","time":1,"operation":"x","accesses":[{"storage":1,"offset":0,' ..
+        '"dtype":"int32","shape":[1],' ..
         '"stride":[1],"parameter":{}}]}\n'] = ":2: expected an access with storage",
       ['{"trace":1,"title":{}}\n'] = ":1: expected a string for title",
     } do
@@ -593,7 +622,8 @@ describe("a damaged trace", function()
   end)
 
   it("never does more than differ, whatever is changed in it", function()
-    local values = { "null", "true", "-1", "0", "1e300", "9223372036854775807", "4611686018427387904", '"x"', "{}", "[]", "[[1]]",
+    local values = { "null", "true", "-1", "0", "1e300", "9223372036854775807", "4611686018427387904", '"x"', "{}",
+      "[]", "[[1]]",
       "[1e300]", '"int64"', "[4611686018427387904, 4611686018427387904]", "0.5" }
     record(everything)
     local lines, random = lines_of(process.read(path)), pages.generator(17)
@@ -612,7 +642,8 @@ describe("a damaged trace", function()
           copy[at] = copy[at]:sub(1, from - 1) .. values[random(#values) + 1] .. rest:sub(#old + 1)
         elseif kind == 0 then table.remove(copy, at)
         elseif kind == 1 then table.insert(copy, at, copy[random(#copy - 1) + 2])
-        elseif kind == 2 then copy[at] = copy[at]:gsub("%d+", function(n) return random(8) == 0 and tostring(random(40)) or n end)
+        elseif kind == 2 then copy[at] = copy[at]:gsub("%d+", function(n) return random(8) == 0 and tostring(random(40))
+          or n end)
         else copy[at] = copy[at]:sub(1, random(#copy[at])) .. copy[at]:sub(random(#copy[at]) + 1) end
       end
       write(table.concat(copy, "\n") .. "\n")
@@ -626,7 +657,8 @@ describe("a damaged trace", function()
         if result and result.ok then same = same + 1 else different = different + 1 end
       end
     end
-    assert.is_true(refused > 5 and different > 5, ("%d refused, %d different, %d the same"):format(refused, different, same))
+    assert.is_true(refused > 5 and different > 5,
+      ("%d refused, %d different, %d the same"):format(refused, different, same))
   end)
 end)
 
@@ -665,7 +697,8 @@ describe("nibble trace", function()
     local text = process.read(path)
     write(text:sub(1, #text - 10))
     local line = select(2, text:gsub("\n", ""))
-    local warning = ("nibble trace: warning: %s:%d: the file ends in the middle of this line; it is read up to there\n"):format(
+    local warning =
+      ("nibble trace: warning: %s:%d: the file ends in the middle of this line; it is read up to there\n"):format(
       path, line)
     local out = os.tmpname()
     finally(function() os.remove(out) end)
@@ -697,7 +730,8 @@ describe("nibble trace", function()
     assert.same({ 0, "" }, { piped.status, piped.stderr })
     local small = run("trace " .. path .. " --replay --max-bytes 1000")
     assert.equal(1, small.status)
-    assert.matches("^nibble trace: %-%-max%-bytes: expected storages of at most 1000 bytes, got more at line %d+\n$", small.stderr)
+    assert.matches("^nibble trace: %-%-max%-bytes: expected storages of at most 1000 bytes, got more at line %d+\n$",
+      small.stderr)
   end)
 
   it("records a scenario whose path is no UTF-8 and would colour the terminal", function()
@@ -705,7 +739,8 @@ describe("nibble trace", function()
     os.remove(folder)
     finally(function() process.run("rm -r " .. process.quote(folder)) end)
     local file = folder .. "/\xff\27[31m.lua"
-    local copied = process.run(("mkdir %s && cp scripts/scenarios/empty_requests.lua %s"):format(folder, process.quote(file)))
+    local copied = process.run(("mkdir %s && cp scripts/scenarios/empty_requests.lua %s"):format(folder,
+      process.quote(file)))
     assert.equal(0, copied.status)
     local result = run(("scenario %s --steps 1 --trace %s"):format(process.quote(file), path))
     assert.same({ 0, "" }, { result.status, result.stderr })

@@ -1,5 +1,6 @@
--- The promise of nibble.h: programs that were built with the headers of 0.2.0 (spec/data/headers-0.2.0) run with a library whose
--- structs have grown. That library is made here: the runtime's own sources, with two more fields in each struct that may grow.
+-- The promise of nibble.h: programs that were built with the headers of 0.2.0 (spec/data/headers-0.2.0) run with a
+-- library whose structs have grown. That library is made here: the runtime's own sources, with two more fields in each
+-- struct that may grow.
 local process = require("spec.support.runtime_process")
 local program = require("spec.support.host_program")
 
@@ -18,7 +19,8 @@ local function grow(folder)
     file:write(text)
     file:close()
   end
-  local sized = process.read(folder .. "/runtime/sized.h") .. "NIB_SIZED(nib_memory_info, NIB_SIZED(nib_kernel_attributes, "
+  local sized = process.read(folder .. "/runtime/sized.h") ..
+    "NIB_SIZED(nib_memory_info, NIB_SIZED(nib_kernel_attributes, "
   for _, name in ipairs({ "nibble.h", "nibble_tools.h" }) do
     edit(name, function(text)
       return (text:gsub("\n} (nib_[%w_]+);", function(struct)
@@ -46,9 +48,11 @@ describe("a program built with the headers of 0.2.0", function()
     process.run(("cp -r %sruntime %skernels %s"):format(process.root, process.root, quote(folder)))
     assert.equal(15, grow(folder))
     -- The kernels, which know nothing of hosts' structs, are those of the build.
-    local built = process.run(table.concat({ cc, "-std=c11 -D_DEFAULT_SOURCE -O0 -Wall -Wextra -Werror -DNIB_HIDDEN -I", quote(old),
+    local built = process.run(table.concat({ cc, "-std=c11 -D_DEFAULT_SOURCE -O0 -Wall -Wextra -Werror -DNIB_HIDDEN -I",
+      quote(old),
       "-o", quote(folder .. "/host"), process.root .. "spec/embedding/old_host.c",
-      ("$(find %s/runtime -name '*.c' ! -path '*/cuda/*')"):format(folder), quote(program.library), "-lm -lpthread -ldl" }, " "))
+      ("$(find %s/runtime -name '*.c' ! -path '*/cuda/*')"):format(folder), quote(program.library),
+        "-lm -lpthread -ldl" }, " "))
     assert.same({ status = 0, stdout = "", stderr = "" }, built)
     assert.same({ status = 0, stdout = "", stderr = "" }, process.run(folder .. "/host"))
   end)
@@ -65,7 +69,9 @@ describe("a program built with the headers of 0.1.0", function()
   -- What it calls: the functions that pass no size.
   local names = {}
   for _, header in ipairs({ "runtime/nibble.h", "runtime/nibble_tools.h" }) do
-    for name in process.read(process.root .. header):gmatch("NIB_API%s[^;(]-(nib_[%w_]+)_sized%(") do names[#names + 1] = name end
+    for name in process.read(process.root .. header):gmatch("NIB_API%s[^;(]-(nib_[%w_]+)_sized%(") do
+      names[#names + 1] = name
+    end
   end
 
   it("is refused by the linkers, which name what it misses", function()
@@ -78,7 +84,8 @@ describe("a program built with the headers of 0.1.0", function()
     for _, name in ipairs(names) do file:write("int ", name, "(void);\n") end
     file:write("int main(void) { return ", table.concat(names, "() + "), "(); }\n")
     file:close()
-    local built = process.run(("%s %s -x c %s -x none -o %s.out %s -lm -lpthread -ldl"):format(cc, process.sanitized() or "", source,
+    local built = process.run(("%s %s -x c %s -x none -o %s.out %s -lm -lpthread -ldl"):format(cc, process.sanitized()
+      or "", source,
       source, quote(program.library)))
     os.remove(source)
     assert.not_equal(0, built.status)

@@ -1,6 +1,6 @@
--- The CUDA device and its driver: why there is no GPU, in words; every call of the driver failing at every count; a lost
--- context; what a capture must keep from the driver. All on the stand-in driver (spec/standin), in child processes,
--- so that it takes no GPU and no machine's driver matters.
+-- The CUDA device and its driver: why there is no GPU, in words; every call of the driver failing at every count; a
+-- lost context; what a capture must keep from the driver. All on the stand-in driver (spec/standin), in child
+-- processes, so that it takes no GPU and no machine's driver matters.
 local standin = require("spec.support.standin")
 
 local run, assert_well, describe_cuda = standin.run, standin.assert_well, standin.describe(describe, it, pending)
@@ -18,7 +18,8 @@ describe_cuda("without a usable GPU #quick", function()
       more = " NIB_STANDIN_VERSION=12040" },
     ["a driver that does not tell its version"] = { "NIB_STANDIN_FAIL=cuDriverGetVersion:1:999",
       "does not tell its version (error 999)" },
-    ["a driver that does not start"] = { "NIB_STANDIN_FAIL=cuInit:1:CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "does not start",
+    ["a driver that does not start"] = { "NIB_STANDIN_FAIL=cuInit:1:CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+      "does not start",
       "unsupported display driver / cuda driver combination" },
     ["no GPU"] = { "NIB_STANDIN_DEVICES=0", "shows no GPU" },
     ["a GPU count that fails"] = { "NIB_STANDIN_FAIL=cuDeviceGetCount:1:999", "GPU" },
@@ -67,8 +68,10 @@ end)
 
 describe_cuda("GPUs #quick", function()
   it("are the default when there are any, and listed as CUDA_VISIBLE_DEVICES has them", function()
-    for visible, names in pairs({ [""] = "0 1 2", ["CUDA_VISIBLE_DEVICES=1"] = "1", ["CUDA_VISIBLE_DEVICES=2,0"] = "2 0",
-      ["CUDA_VISIBLE_DEVICES=GPU-6e696262-6c65-4000-8000-000000000002,1"] = "2 1", ["CUDA_VISIBLE_DEVICES=1,7,0"] = "1" }) do
+    for visible, names in pairs({ [""] = "0 1 2", ["CUDA_VISIBLE_DEVICES=1"] = "1",
+      ["CUDA_VISIBLE_DEVICES=2,0"] = "2 0",
+      ["CUDA_VISIBLE_DEVICES=GPU-6e696262-6c65-4000-8000-000000000002,1"] = "2 1",
+        ["CUDA_VISIBLE_DEVICES=1,7,0"] = "1" }) do
       local result = run([[
         local nibble = require("nibble")
         assert(nibble.device() == "cuda:0")
@@ -295,7 +298,8 @@ describe_cuda("a lost context", function()
 
   local function lose(call, count, ending)
     -- These do nothing in the context, and a second try makes good for the first.
-    local outside = '({ cuCtxPushCurrent = 1, cuCtxPopCurrent = 1, cuThreadExchangeStreamCaptureMode = 1 })[standin.failed()]'
+    local outside =
+      '({ cuCtxPushCurrent = 1, cuCtxPopCurrent = 1, cuThreadExchangeStreamCaptureMode = 1 })[standin.failed()]'
     local values = { NO_MATTER = outside, CALL = ("%q"):format(call), COUNT = tostring(count), ENDING = ending or "" }
     local result = run(scenario .. afterwards:gsub("%f[%w_][%u_]+%f[^%w_]", values), "NIBBLE_DEVICE=cuda:0")
     assert_well(result, false, call .. " at " .. count)
@@ -399,7 +403,9 @@ describe_cuda("the stand-in driver", function()
   end)
 
   it("notices what it is there to notice", function()
-    if os.getenv("NIBBLE_VALGRIND") then return pending("under valgrind it does not search kernels' parameters for addresses") end
+    if os.getenv("NIBBLE_VALGRIND") then
+      return pending("under valgrind it does not search kernels' parameters for addresses")
+    end
     local reason = standin.program("misuse", "runtime/cuda/driver.c")
     if reason then pending(reason) end
   end)

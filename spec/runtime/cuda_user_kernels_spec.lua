@@ -1,5 +1,5 @@
--- User kernels on the CUDA device, and what a host leaves to a runtime that it closes, on the stand-in driver: what is refused before
--- the driver hears of it, and what is given back. (user_kernels_spec.lua runs kernels on a GPU.)
+-- User kernels on the CUDA device, and what a host leaves to a runtime that it closes, on the stand-in driver: what is
+-- refused before the driver hears of it, and what is given back. (user_kernels_spec.lua runs kernels on a GPU.)
 local process = require("spec.support.runtime_process")
 local standin = require("spec.support.standin")
 
@@ -12,7 +12,8 @@ if standin.missing then
   return
 end
 
--- `fill(t, grid, block, opts)`: the project's own kernel of that name as if it were a user's. `fatbin`: code that the stand-in takes.
+-- `fill(t, grid, block, opts)`: the project's own kernel of that name as if it were a user's. `fatbin`: code that the
+-- stand-in takes.
 local prelude = [[
   local nibble, standin = require("nibble"), require("standin")
   local fatbin = string.pack("<I4I2I2I8", 0xBA55ED50, 1, 16, 0)

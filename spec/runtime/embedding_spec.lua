@@ -53,7 +53,8 @@ describe("a host in C", function()
     run("parallel_for", { cflags = "-frounding-math" })
   end)
 
-  it("may flush subnormals, round as it likes and be built with -ffast-math: no value, comparison or text changes", function()
+  it("may flush subnormals, round as it likes and be built with -ffast-math: no value, comparison or text changes",
+    function()
     run("floats", { lua = true })
     run("floats", { lua = true, cflags = "-ffast-math" }) -- which flushes subnormals in every program that is linked so
   end)
@@ -62,7 +63,8 @@ describe("a host in C", function()
     run("async", reads_tensors)
   end)
 
-  it("closes a runtime with work in its queues: its functions still run and see what was written before them", function()
+  it("closes a runtime with work in its queues: its functions still run and see what was written before them",
+    function()
     run("closing", reads_tensors)
   end)
 
@@ -71,14 +73,16 @@ describe("a host in C", function()
     if on_gpu and (os.getenv("NIBBLE_DEVICE") or ""):find("^cuda") then return run(name) end
     if standin.missing then return pending(standin.missing) end
     local log = os.tmpname()
-    run(name, { before = ("unset CUDA_VISIBLE_DEVICES; export NIBBLE_DEVICE=cuda:0 NIB_STANDIN_DEVICES=%d NIB_STANDIN_LOG=%s " ..
+    run(name, {
+      before = ("unset CUDA_VISIBLE_DEVICES; export NIBBLE_DEVICE=cuda:0 NIB_STANDIN_DEVICES=%d NIB_STANDIN_LOG=%s " ..
       "LD_LIBRARY_PATH=%s; "):format(gpus or 1, quote(log), quote(standin.absolute())) })
     local text = process.read(log)
     os.remove(log)
     assert.matches("^%d+ end: %d+ calls, 0 made to fail, 0 misuses\n$", text)
   end
 
-  it("may bring a GPU context and streams of its own, which stay its own", function() run_on_standin("context", true) end)
+  it("may bring a GPU context and streams of its own, which stay its own", function() run_on_standin("context", true)
+    end)
 
   it("gives tensors to other frameworks and takes theirs, uncopied, whoever lets go first, on any thread", function()
     run("dlpack") -- spec/support/dlpack_check.py does it by hand with numpy and PyTorch
@@ -114,7 +118,8 @@ describe("a host in C", function()
     run_on_standin("queued", true)
   end)
 
-  it("gets its thread back within a millisecond of a budget, whatever is freed, and of a deadline, whatever is read", function()
+  it("gets its thread back within a millisecond of a budget, whatever is freed, and of a deadline, whatever is read",
+    function()
     run("budgets", { args = process.sanitized() and "count" or "" })
   end)
 
@@ -160,7 +165,9 @@ describe("a plugin that links the static library", function()
     if process.has("nm") then
       for _, path in ipairs(plugins) do
         local names = {}
-        for name in process.run("nm -D --defined-only " .. path).stdout:gmatch(" %u ([%w_]+)") do names[#names + 1] = name end
+        for name in process.run("nm -D --defined-only " .. path).stdout:gmatch(" %u ([%w_]+)") do
+          names[#names + 1] = name
+        end
         assert.same({ "plugin_close", "plugin_open", "plugin_use" }, names)
       end
     end
@@ -173,7 +180,8 @@ describe("a plugin that links the static library", function()
 end)
 
 describe("the public headers", function()
-  local header = process.read(process.root .. "runtime/nibble.h") .. process.read(process.root .. "runtime/nibble_tools.h")
+  local header = process.read(process.root .. "runtime/nibble.h") ..
+    process.read(process.root .. "runtime/nibble_tools.h")
 
   it("is plain C11 and C++", function()
     local cc = compiler()

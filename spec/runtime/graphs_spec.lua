@@ -162,7 +162,9 @@ describe("a graph's nodes #quick", function()
       for _, stream in ipairs { s, other } do
         local ok, message = pcall(stream.wait, stream, old)
         assert.is_false(ok)
-        assert.matches("stream:wait: event: expected an event of the open capture or of no capture, got one of a capture", message, 1,
+        assert.matches("stream:wait: event: expected an event of the open capture or of no capture, "
+          .. "got one of a capture", message,
+          1,
           true)
       end
       t:fill(3)

@@ -1,5 +1,5 @@
--- Every public function, in C and in Lua, when memory or the driver fails it at any step, and when its runtime has ended:
--- spec/embedding/every_entry.c and every_function.lua say what is called and what must hold afterwards.
+-- Every public function, in C and in Lua, when memory or the driver fails it at any step, and when its runtime has
+-- ended: spec/embedding/every_entry.c and every_function.lua say what is called and what must hold afterwards.
 local process = require("spec.support.runtime_process")
 local program = require("spec.support.host_program")
 local standin = require("spec.support.standin")
@@ -44,7 +44,9 @@ describe("memory that fails at any step", function()
     assert.same({}, missing)
     -- What is listed is called, too.
     local host, source = process.root .. "spec/embedding/", ""
-    for _, file in ipairs({ "entries.h", "entries_shared.h", "lua_entries.h" }) do source = source .. process.read(host .. file) end
+    for _, file in ipairs({ "entries.h", "entries_shared.h", "lua_entries.h" }) do
+      source = source .. process.read(host .. file)
+    end
     source = source:gsub('"[^"]*"', "")
     for name in listed:gmatch("[%w_]+") do assert.is_truthy(source:find("%f[%w_]" .. name .. "[(),]"), name) end
   end)
@@ -61,7 +63,8 @@ describe("a runtime that is closed, or the parent's in a child of fork", functio
   it("makes no call of the driver", function()
     if standin.missing then return pending(standin.missing) end
     for _, device in ipairs({ "cpu", "cuda:0" }) do
-      run("every_entry", { lua = true, args = "ended", before = ("unset CUDA_VISIBLE_DEVICES; export LD_LIBRARY_PATH=%s " ..
+      run("every_entry", { lua = true, args = "ended",
+        before = ("unset CUDA_VISIBLE_DEVICES; export LD_LIBRARY_PATH=%s " ..
         "NIBBLE_DEVICE=%s;"):format(quote(standin.absolute()), device) })
     end
   end)
@@ -73,7 +76,8 @@ describe("a driver that fails at any step", function()
       if standin.missing then return pending(standin.missing) end
       local log = os.tmpname()
       run("every_entry", { lua = true, args = ("driver %d count"):format(result), stdout = counts,
-        before = ("unset CUDA_VISIBLE_DEVICES; export LD_LIBRARY_PATH=%s NIB_STANDIN_LOG=%s NIBBLE_DEVICE=cuda:0;"):format(
+        before =
+          ("unset CUDA_VISIBLE_DEVICES; export LD_LIBRARY_PATH=%s NIB_STANDIN_LOG=%s NIBBLE_DEVICE=cuda:0;"):format(
           quote(standin.absolute()), log) })
       local misuses = process.read(log):gsub("%d+ end: %d+ calls, (%d+) made to fail, 0 misuses\n", function(failed)
         assert.is_true(tonumber(failed) > 500, failed)

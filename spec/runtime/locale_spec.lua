@@ -1,9 +1,11 @@
--- In a process with a decimal comma (a host's setlocale) every number that is written, and read back, is what it is without.
+-- In a process with a decimal comma (a host's setlocale) every number that is written, and read back, is what it is
+-- without.
 local numbers = require("nibble.numbers")
 local process = require("spec.support.runtime_process")
 
--- glibc's file of LC_NUMERIC as localedef writes it, so that no locale has to be installed: a number of its kind, how many strings
--- and where; what stands before fractions, between thousands, their grouping, the first two as wide characters, the character set.
+-- glibc's file of LC_NUMERIC as localedef writes it, so that no locale has to be installed: a number of its kind, how
+-- many strings and where; what stands before fractions, between thousands, their grouping, the first two as wide
+-- characters, the character set.
 local LC_NUMERIC = string.pack("<I4I4I4I4I4I4I4I4", 0x20031115 ~ 1, 6, 32, 34, 36, 40, 44, 48) .. ",\0.\0\3\3\0\0"
   .. string.pack("<I4I4", 0x2C, 0x2E) .. "UTF-8\0"
 
@@ -98,7 +100,9 @@ describe("numbers in a locale with a comma", function()
     local expected = process.script(RESULTS)
     assert.same({ 0, "" }, { expected.status, expected.stderr })
     local got = process.script(RESULTS, { before = "export LOCPATH=" .. folder .. ";", args = "comma" })
-    if got.stderr:find("no locale", 1, true) then return pending("this libc does not read glibc's files of locales (LOCPATH)") end
+    if got.stderr:find("no locale", 1, true) then
+      return pending("this libc does not read glibc's files of locales (LOCPATH)")
+    end
     assert.same({ 0, "" }, { got.status, got.stderr })
     assert.equal(expected.stdout, got.stdout)
   end)

@@ -1,4 +1,5 @@
--- A kernel that breaks the context of a real GPU. (cuda_driver_spec.lua loses contexts of the stand-in driver in every way.)
+-- A kernel that breaks the context of a real GPU. (cuda_driver_spec.lua loses contexts of the stand-in driver in every
+-- way.)
 local nibble = require "nibble"
 local process = require "spec.support.runtime_process"
 
@@ -54,7 +55,8 @@ describe("a user kernel that breaks the context", function()
   local function lose(body, launch, ending)
     if not nibble.available("cuda:0") then pending("no CUDA device here") end
     if on_standin then pending("the stand-in driver runs the project's own kernels alone") end
-    local script = code:gsub("BODY", body):gsub("LAUNCH", launch or "kernel:launch(1, 1, { t, 1 })"):gsub("ENDING", ending or "")
+    local script = code:gsub("BODY", body):gsub("LAUNCH", launch or "kernel:launch(1, 1, { t, 1 })"):gsub("ENDING",
+      ending or "")
     local result = process.script(script, { before = "unset NIBBLE_DEVICE; timeout -k 5 120" })
     assert.same({ status = 0, stderr = "" }, { status = result.status, stderr = result.stderr })
     if result.stdout ~= "lost" then pending(result.stdout) end
@@ -65,11 +67,13 @@ describe("a user kernel that breaks the context", function()
     ["a misaligned address"] = "*(volatile int *)((char *)x + 1) = 1;",
     ["a trap"] = "asm volatile(\"trap;\");",
   } do
-    it("(" .. name .. ") leaves one stable error for every later call, silent finalizers, the CPU, and a process that ends well",
+    it("(" .. name ..
+      ") leaves one stable error for every later call, silent finalizers, the CPU, and a process that ends well",
       function() lose(body) end)
   end
 
-  it("in a graph is that too", function() lose("*(volatile int *)16 = 1;", "s:scope(function() broken:replay() end)") end)
+  it("in a graph is that too", function() lose("*(volatile int *)16 = 1;", "s:scope(function() broken:replay() end)")
+    end)
 
   for _, ending in ipairs { "os.exit(0)", "os.exit(0, true)", "nibble, t, s, graph, kernel = nil collectgarbage()" } do
     it("lets the process end by " .. ending, function() lose("*(volatile int *)16 = 1;", nil, ending) end)

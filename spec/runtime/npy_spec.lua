@@ -125,7 +125,8 @@ describe("load #quick", function()
   it("reads every element type, in versions 1, 2 and 3", function()
     for version = 1, 3 do
       for descr, case in pairs({
-        ["<f4"] = { "float32", "<f" }, ["|u1"] = { "uint8", "B" }, ["|i1"] = { "int8", "b" }, ["<u2"] = { "uint16", "<I2" },
+        ["<f4"] = { "float32", "<f" }, ["|u1"] = { "uint8", "B" }, ["|i1"] = { "int8", "b" },
+          ["<u2"] = { "uint16", "<I2" },
         ["<i4"] = { "int32", "<i4" }, ["<i8"] = { "int64", "<i8" }, ["<f8"] = { "float32", "<d" },
       }) do
         local data = string.pack(case[2], 1) .. string.pack(case[2], 100)
@@ -238,7 +239,8 @@ describe("a damaged file #quick", function()
     ["cut in the version"] = "\x93NUMPY\1", ["cut in the length"] = "\x93NUMPY\1\0\64",
     ["another magic"] = "\x93NUMPZ" .. good:sub(7), ["text"] = ("hello world\n"):rep(20),
     ["version 0"] = "\x93NUMPY\0\0" .. good:sub(9), ["version 4"] = "\x93NUMPY\4\0" .. good:sub(9),
-    ["cut in the header"] = good:sub(1, 40), ["a header longer than the file"] = "\x93NUMPY\1\0\xff\xff" .. good:sub(11),
+    ["cut in the header"] = good:sub(1, 40), ["a header longer than the file"] = "\x93NUMPY\1\0\xff\xff" ..
+      good:sub(11),
     ["a header of 4 GiB"] = "\x93NUMPY\2\0\xff\xff\xff\xff" .. good:sub(11),
     ["a header of no length"] = "\x93NUMPY\1\0\0\0" .. ("\0"):rep(24),
     ["no data"] = good:sub(1, -25), ["one byte short"] = good:sub(1, -2),
@@ -259,7 +261,8 @@ describe("a damaged file #quick", function()
     ["sizes whose product wraps to 2"] = npy({ "|u1", "(9223372036854775809, 2)" }, "ab"),
     ["9 dimensions"] = npy({ "|u1", "(1, 1, 1, 1, 1, 1, 1, 1, 1)" }, "a"),
   }
-  for _, descr in ipairs({ ">i4", ">f4", ">f8", ">u2", "=i4", "<u4", "<u8", "<i2", "|b1", "<c8", "|O", "<U4", "|S4", "<f16",
+  for _, descr in ipairs({ ">i4", ">f4", ">f8", ">u2", "=i4", "<u4", "<u8", "<i2", "|b1", "<c8", "|O", "<U4", "|S4",
+    "<f16",
     "<M8[ns]", "", "i4", "<i", "<i44", "|V4" }) do
     damages["element type " .. descr] = npy({ descr, "(2,)" }, ("\0"):rep(32))
   end
@@ -302,9 +305,11 @@ describe("a damaged file #quick", function()
   it("takes ml_dtypes, bool and integers of other kinds when it is told what they are, as of safetensors", function()
     local bytes = "\0\1\2\3\4\5\6\7"
     for descr, dtypes in pairs {
-      ["<V2"] = { "bfloat16", "float16", "uint16" }, ["|V2"] = { "bfloat16" }, ["|V1"] = { "float8_e4m3fn", "uint8", "int8" },
+      ["<V2"] = { "bfloat16", "float16", "uint16" }, ["|V2"] = { "bfloat16" },
+        ["|V1"] = { "float8_e4m3fn", "uint8", "int8" },
       ["<V1"] = { "float8_e4m3fn" }, ["<i2"] = { "uint16", "bfloat16" }, ["<u4"] = { "int32", "float32" },
-      ["|b1"] = { "int8", "uint8" }, ["<u8"] = { "int64" }, ["<c8"] = { "int64" }, ["<V4"] = { "float32" }, ["|V8"] = { "int64" },
+      ["|b1"] = { "int8", "uint8" }, ["<u8"] = { "int64" }, ["<c8"] = { "int64" }, ["<V4"] = { "float32" },
+        ["|V8"] = { "int64" },
     } do
       local size = tonumber(descr:sub(3))
       for _, order in ipairs { false, true } do
@@ -318,7 +323,8 @@ describe("a damaged file #quick", function()
         if descr == "|b1" then
           assert.equal("uint8", nibble.load(path).dtype)
         else
-          assert.error_matches(function() nibble.load(path) end, "or a dtype that says what they are, got " .. descr:sub(2))
+          assert.error_matches(function() nibble.load(path) end, "or a dtype that says what they are, got " ..
+            descr:sub(2))
         end
       end
     end

@@ -81,7 +81,8 @@ describe("observe", function()
     assert.equal(DEVICE, work.device)
     assert.same({ "tensor:fill", "fill", id }, { work.operation, work.kernel, work.stream })
     assert.matches("observe_spec%.lua:" .. line .. "$", work.where)
-    assert.same({ { storage = t:storage(), offset = 8, dtype = "int32", shape = { 2, 4 }, stride = { 6, 1 }, write = true,
+    assert.same({ { storage = t:storage(), offset = 8, dtype = "int32", shape = { 2, 4 }, stride = { 6, 1 },
+      write = true,
       parameter = "tensor" } }, work.accesses)
     assert.same({ value = 7 }, work.attributes)
     assert.is_nil(work.node)
@@ -102,7 +103,8 @@ describe("observe", function()
     for i, a in ipairs(work.accesses) do
       names[i] = (a.write and "write " or "read ") .. a.parameter .. (a.kv_layout and " " .. a.kv_layout or "")
     end
-    assert.same({ "read append_key", "read append_value", "read slot_mapping", "read v_scale", "write paged_kv_cache (K) HND",
+    assert.same({ "read append_key", "read append_value", "read slot_mapping", "read v_scale",
+      "write paged_kv_cache (K) HND",
       "write paged_kv_cache (V) HND", "write kv_cache_sf (K) HND", "write kv_cache_sf (V) HND" }, names)
     local k = work.accesses[5]
     assert.same({ { 2, 1, 2, 8 }, (pool.paged_kv_cache[1]:storage()) }, { k.shape, k.storage })
@@ -114,7 +116,8 @@ describe("observe", function()
     local v_sf = nibble.zeros({ 1, 4, 1, 4 }, { dtype = "uint8" })
     local table_ = nibble.rope_table(4)
     start()
-    nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, cache, nibble.tensor { 0, 1 }, nibble.tensor { 0, 1 }, table_,
+    nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, cache, nibble.tensor { 0, 1 }, nibble.tensor { 0, 1 },
+      table_,
       { compress_ratio = 2 })
     nibble.quantization.swizzle_v_scales(v_sf, "NHD", { inverse = true })
     stop()
@@ -223,7 +226,8 @@ describe("observe", function()
     graph:close()
     stop()
     assert.equal("tensor_released tensor_released graph_released storage_freed", kinds(seen))
-    assert.same({ id, 1, id, 0, id }, { seen[1].storage, seen[1].handles, seen[2].storage, seen[2].handles, seen[4].storage })
+    assert.same({ id, 1, id, 0, id }, { seen[1].storage, seen[1].handles, seen[2].storage, seen[2].handles,
+      seen[4].storage })
     assert.is_nil(seen[2].collected)
     t = nibble.zeros(3)
     id = t:storage()
@@ -344,7 +348,8 @@ describe("peek", function()
 
   it("gives the bytes of any view, after what was queued to write it", function()
     local t = nibble.arange(12, { dtype = "int32" }):view(3, 4)
-    for _, v in ipairs { t, t:permute(2, 1), t:narrow(2, 2, 2), t[3], t:select(2, 3), t:narrow(1, 1, 0), t[{ 2 }]:select(1, 2) } do
+    for _, v in ipairs { t, t:permute(2, 1), t:narrow(2, 2, 2), t[3], t:select(2, 3), t:narrow(1, 1, 0),
+      t[{ 2 }]:select(1, 2) } do
       assert.equal(v:bytes(), nibble.peek(view(v)))
     end
   end)

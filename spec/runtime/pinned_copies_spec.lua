@@ -59,7 +59,9 @@ describe("pinned memory #quick", function()
       assert.equal(device, make({ pinned = false }).device)
       assert.is_false(make({ pinned = false }).pinned)
       raises(function() make({ pinned = 1 }) end, name, "pinned", "boolean")
-      if on_gpu then raises(function() make({ pinned = true, device = device }) end, name, "device", '"cpu"', device) end
+      if on_gpu then
+        raises(function() make({ pinned = true, device = device }) end, name, "device", '"cpu"', device)
+      end
     end)
   end
 
@@ -143,7 +145,8 @@ describe("a copy between pinned memory and the device #quick", function()
     local pinned, there = nibble.zeros(4, 2, { pinned = true }), nibble.zeros(3)
     raises(function() there:copy(pinned) end, "tensor:copy", "source", "expandable", "float32 {4, 2}")
     raises(function() pinned:copy(there) end, "tensor:copy", "source", "expandable", "float32 {3}")
-    raises(function() pinned:narrow(1, 1, 1):expand(4, 2):copy(nibble.zeros(4, 2)) end, "tensor:copy", "self", "overlap")
+    raises(function() pinned:narrow(1, 1, 1):expand(4, 2):copy(nibble.zeros(4, 2)) end, "tensor:copy", "self",
+      "overlap")
   end)
 
   it("is done by t[i] = v, too, and by items, files and comparisons waited for", function()
@@ -154,9 +157,11 @@ describe("a copy between pinned memory and the device #quick", function()
     there[1] = pinned[2]
     assert.same({ 6, 6, 6, 6 }, there[1]:totable())
     local waits = {
-      function(t) return t[1] end, function(t) return t:narrow(1, 1, 1):item() end, function(t) return t:totable()[64] end,
+      function(t) return t[1] end, function(t) return t:narrow(1, 1, 1):item() end, function(t)
+        return t:totable()[64] end,
       function(t) return (string.unpack("<f", t:bytes())) end, function(t) return t:amax() end,
-      function(t) return t:equal(nibble.full(64, 7.0, cpu)) and 7 end, function(t) return tostring(t):find("7", 1, true) and 7 end,
+      function(t) return t:equal(nibble.full(64, 7.0, cpu)) and 7 end, function(t) return tostring(t):find("7", 1, true)
+        and 7 end,
     }
     local s, host = nibble.stream(), nibble.zeros(64, { pinned = true })
     for number, wait in ipairs(waits) do
@@ -387,8 +392,12 @@ describe("copies of pinned memory in a capture #quick", function()
       assert.equal(9, keep[8])
       assert.equal(3, pinned[8])
       for name, call in pairs({
-        up = function() x:copy(plain) end, down = function() plain:copy(x) end, columns = function() x:copy(columns) end,
-        back = function() columns:copy(x) end, wait = function() s:wait(event) end, to = function() return x:to("cpu") end,
+        up = function()
+          x:copy(plain) end, down = function() plain:copy(x) end, columns = function() x:copy(columns)
+        end,
+        back = function()
+          columns:copy(x) end, wait = function() s:wait(event) end, to = function() return x:to("cpu")
+        end,
       }) do
         local ok, message = pcall(call)
         assert.is_false(ok, name)

@@ -28,10 +28,12 @@ describe("nibble.range #quick", function()
 int nvtxRangePushA(const char *name) { return printf("<%s>\n", name); }
 int nvtxRangePop(void) { return printf("</>\n"); }]]
       -- The machine's own library is hidden by a file that is none.
-      local made = process.run(("mkdir %s && : >%s/libnvtx3interop.so.1 && printf %%s %s | cc -shared -fPIC -x c -o %s/%s -"):format(
+      local made = process.run(
+        ("mkdir %s && : >%s/libnvtx3interop.so.1 && printf %%s %s | cc -shared -fPIC -x c -o %s/%s -"):format(
         folder, folder, process.quote(source), folder, library))
       assert.equal(0, made.status, made.stderr)
-      local script = "local nibble = require 'nibble' pcall(nibble.range, 'outer', function() nibble.range('inner', error) end)"
+      local script =
+        "local nibble = require 'nibble' pcall(nibble.range, 'outer', function() nibble.range('inner', error) end)"
       local result = process.run(("LD_LIBRARY_PATH=%s lua5.4 -e %s"):format(folder, process.quote(script)))
       assert.same({ status = 0, stdout = "<outer>\n<inner>\n</>\n</>\n", stderr = "" }, result)
     end)

@@ -1,12 +1,13 @@
--- `.safetensors` files: what load and list read and save writes, and that a damaged file is an error in words. The files in
--- spec/data/safetensors are of the format's own writer (make.py there).
+-- `.safetensors` files: what load and list read and save writes, and that a damaged file is an error in words. The
+-- files in spec/data/safetensors are of the format's own writer (make.py there).
 local process = require("spec.support.runtime_process")
 local nibble = require("nibble")
 
 local folder = process.root .. "spec/data/safetensors/"
 local expected = dofile(folder .. "expected.lua")
 
-local LOADED = { F32 = "float32", F16 = "float16", BF16 = "bfloat16", F8_E4M3 = "float8_e4m3fn", U8 = "uint8", I8 = "int8",
+local LOADED = { F32 = "float32", F16 = "float16", BF16 = "bfloat16", F8_E4M3 = "float8_e4m3fn", U8 = "uint8",
+  I8 = "int8",
   U16 = "uint16", I32 = "int32", I64 = "int64", F64 = "float32", BOOL = "uint8" }
 -- As which dtypes the bits of the others can be had.
 local BITS = { I16 = "uint16", U32 = "int32", U64 = "int64", F8_E5M2 = "uint8" }
@@ -155,7 +156,8 @@ describe("load and list of safetensors #quick", function()
       { nibble.save, { path, { nibble.zeros(1) } }, "save: tensors: expected names that are strings" },
       { nibble.save, { path, { a = 3 } }, "save: a: expected a tensor" },
       { nibble.save, { path, { ["\xff"] = nibble.zeros(1) } }, "save: name: expected UTF%-8" },
-      { nibble.save, { path, { __metadata__ = nibble.zeros(1) } }, "save: name: expected UTF%-8 other than __metadata__" },
+      { nibble.save, { path, { __metadata__ = nibble.zeros(1) } },
+        "save: name: expected UTF%-8 other than __metadata__" },
     } do
       local ok, message = pcall(case[1], table.unpack(case[2]))
       assert.is_false(ok, case[3])
@@ -199,13 +201,15 @@ describe("load and list of safetensors #quick", function()
   end)
 
   it("refuse a shape that nothing can have, though it has no elements", function()
-    write(safetensors('{"x":{"dtype":"I32","shape":[0,288230376151711744,288230376151711744],"data_offsets":[0,0]}}', ""))
+    write(safetensors('{"x":{"dtype":"I32","shape":[0,288230376151711744,288230376151711744],"data_offsets":[0,0]}}',
+      ""))
     assert.error_matches(function() nibble.list(path) end, "expected \"x\" to have the bytes")
   end)
 
   it("decode names", function()
     for escaped, name in pairs {
-      ["\\u00e9\\u20AC\\ud83d\\ude00"] = "é€😀", ["a\\/b\\\\c\\\"\\b\\f\\n\\r\\t"] = "a/b\\c\"\b\f\n\r\t", ["é€😀"] = "é€😀",
+      ["\\u00e9\\u20AC\\ud83d\\ude00"] = "é€😀", ["a\\/b\\\\c\\\"\\b\\f\\n\\r\\t"] = "a/b\\c\"\b\f\n\r\t",
+        ["é€😀"] = "é€😀",
     } do
       write(safetensors('{"' .. escaped .. '":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}', "\7"))
       assert.equal(name, nibble.list(path)[1].name)
@@ -216,7 +220,8 @@ describe("load and list of safetensors #quick", function()
   it("list element types that are not known, and load the others", function()
     write(safetensors('{"new":{"dtype":"F3_E1M1","shape":[3],"data_offsets":[0,2]},"x":{"dtype":"U8","shape":[1],'
       .. '"data_offsets":[2,3]}}', "abc"))
-    assert.same({ name = "new", stored = "F3_E1M1", shape = { 3 }, offset = nibble.list(path)[2].offset - 2, bytes = 2 },
+    assert.same({ name = "new", stored = "F3_E1M1", shape = { 3 }, offset = nibble.list(path)[2].offset - 2,
+      bytes = 2 },
       nibble.list(path)[1])
     assert.same({ 99 }, nibble.load(path, { name = "x" }):totable())
     local ok, message = pcall(nibble.load, path, { name = "new", dtype = "uint8" })
@@ -245,7 +250,8 @@ describe("save #quick", function()
 
   it("gives back every dtype, shape and name, whichever device", function()
     local tensors = { [""] = nibble.zeros(0), ["ü \"\\\n\1"] = nibble.full({}, 5) }
-    for i, dtype in ipairs { "float32", "float16", "bfloat16", "float8_e4m3fn", "uint8", "int8", "uint16", "int32", "int64" } do
+    for i, dtype in ipairs { "float32", "float16", "bfloat16", "float8_e4m3fn", "uint8", "int8", "uint16", "int32",
+      "int64" } do
       tensors[dtype] = nibble.randint(0, 100, { i, 3 }, { dtype = dtype, seed = i })
     end
     tensors.view = nibble.arange(6, { dtype = "uint8" }):view(2, 3):transpose(1, 2)
@@ -325,28 +331,35 @@ describe("a damaged safetensors file #quick", function()
   local eight = ("\0"):rep(8)
   -- A header, as the JSON text; eight bytes of elements follow.
   local headers = {
-    ["no object"] = "[]", ["no header"] = "", ["only spaces"] = "    ", ["an open object"] = "{" .. x, ["an open string"] = '{"x',
-    ["text after the object"] = "{" .. x .. "} x", ["two objects"] = "{" .. x .. "}{}", ["a comma at the end"] = "{" .. x .. ",}",
+    ["no object"] = "[]", ["no header"] = "", ["only spaces"] = "    ", ["an open object"] = "{" .. x,
+      ["an open string"] = '{"x',
+    ["text after the object"] = "{" .. x .. "} x", ["two objects"] = "{" .. x .. "}{}", ["a comma at the end"] = "{" ..
+      x .. ",}",
     ["no comma"] = "{" .. x .. " " .. x .. "}", ["no colon"] = '{"x" {}}', ["an entry that is a number"] = '{"x":3}',
     ["an entry of nothing"] = '{"x":{}}', ["null"] = '{"x":null}', ["a name without quotes"] = "{x:{}}",
     ["a name twice"] = "{" .. entry("I32", "[1]", "[0,4]") .. "," .. entry("I32", "[1]", "[4,8]") .. "}",
     ["a name twice, once escaped"] = "{" .. entry("I32", "[1]", "[0,4]") .. ","
       .. entry("I32", "[1]", "[4,8]", "\\u0078") .. "}",
-    ["no dtype"] = '{"x":{"shape":[2],"data_offsets":[0,8]}}', ["no shape"] = '{"x":{"dtype":"I32","data_offsets":[0,8]}}',
+    ["no dtype"] = '{"x":{"shape":[2],"data_offsets":[0,8]}}',
+      ["no shape"] = '{"x":{"dtype":"I32","data_offsets":[0,8]}}',
     ["no offsets"] = '{"x":{"dtype":"I32","shape":[2]}}',
     ["dtype twice"] = '{"x":{"dtype":"I32","dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
     ["a key too many"] = '{"x":{"dtype":"I32","shape":[2],"data_offsets":[0,8],"more":1}}',
     ["a dtype that is a number"] = '{"x":{"dtype":32,"shape":[2],"data_offsets":[0,8]}}',
     ["a shape that is a number"] = "{" .. entry("I32", "2", "[0,8]") .. "}",
     ["a shape of text"] = "{" .. entry("I32", '["2"]', "[0,8]") .. "}",
-    ["a negative size"] = "{" .. entry("I32", "[-2]", "[0,8]") .. "}", ["a fraction"] = "{" .. entry("I32", "[2.0]", "[0,8]") .. "}",
-    ["an exponent"] = "{" .. entry("I32", "[2e0]", "[0,8]") .. "}", ["a leading zero"] = "{" .. entry("I32", "[02]", "[0,8]") .. "}",
+    ["a negative size"] = "{" .. entry("I32", "[-2]", "[0,8]") .. "}", ["a fraction"] = "{" ..
+      entry("I32", "[2.0]", "[0,8]") .. "}",
+    ["an exponent"] = "{" .. entry("I32", "[2e0]", "[0,8]") .. "}", ["a leading zero"] = "{" ..
+      entry("I32", "[02]", "[0,8]") .. "}",
     ["a size past 2^63"] = "{" .. entry("I32", "[99999999999999999999]", "[0,8]") .. "}",
     ["sizes whose product wraps to 2"] = "{" .. entry("U8", "[4611686018427387905,2,2,2]", "[0,8]") .. "}",
     ["sizes whose product wraps to 0"] = "{" .. entry("I32", "[4294967296,4294967296]", "[0,0]") .. "}",
     ["9 dimensions"] = "{" .. entry("I32", "[1,1,1,1,1,1,1,1,2]", "[0,8]") .. "}",
-    ["an open shape"] = "{" .. entry("I32", "[2", "[0,8]") .. "}", ["a comma in a shape"] = "{" .. entry("I32", "[2,]", "[0,8]") .. "}",
-    ["one offset"] = "{" .. entry("I32", "[2]", "[8]") .. "}", ["three offsets"] = "{" .. entry("I32", "[2]", "[0,8,8]") .. "}",
+    ["an open shape"] = "{" .. entry("I32", "[2", "[0,8]") .. "}", ["a comma in a shape"] = "{" ..
+      entry("I32", "[2,]", "[0,8]") .. "}",
+    ["one offset"] = "{" .. entry("I32", "[2]", "[8]") .. "}", ["three offsets"] = "{" ..
+      entry("I32", "[2]", "[0,8,8]") .. "}",
     ["an end before the start"] = "{" .. entry("I32", "[2]", "[8,0]") .. "}",
     ["an end past the file"] = "{" .. entry("I32", "[3]", "[0,12]") .. "}",
     ["offsets past 2^63"] = "{" .. entry("I32", "[2]", "[18446744073709551608,18446744073709551616]") .. "}",
@@ -358,7 +371,8 @@ describe("a damaged safetensors file #quick", function()
     ["elements that are nobody's"] = "{" .. entry("I32", "[1]", "[0,4]") .. "}",
     ["a gap between"] = "{" .. entry("U8", "[2]", "[0,2]", "a") .. "," .. entry("U8", "[5]", "[3,8]", "b") .. "}",
     ["an overlap"] = "{" .. entry("U8", "[5]", "[0,5]", "a") .. "," .. entry("U8", "[4]", "[4,8]", "b") .. "}",
-    ["the same bytes twice"] = "{" .. entry("U8", "[8]", "[0,8]", "a") .. "," .. entry("U8", "[8]", "[0,8]", "b") .. "}",
+    ["the same bytes twice"] = "{" .. entry("U8", "[8]", "[0,8]", "a") .. "," .. entry("U8", "[8]", "[0,8]", "b") ..
+      "}",
     ["metadata that is a list"] = '{"__metadata__":[],' .. x .. "}",
     ["metadata that is a number"] = '{"__metadata__":{"a":1},' .. x .. "}",
     ["metadata twice"] = '{"__metadata__":{},"__metadata__":{},' .. x .. "}",
@@ -371,13 +385,16 @@ describe("a damaged safetensors file #quick", function()
     ["a wrong pair of escapes"] = '{"\\ud83d\\u0041":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
     ["a zero in a name"] = '{"x\\u0000":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
     ["an unknown escape"] = '{"\\x41":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
-    ["a short escape"] = '{"\\u41":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', ["an escape at the end"] = '{"\\',
+    ["a short escape"] = '{"\\u41":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
+      ["an escape at the end"] = '{"\\',
     ["an unsupported dtype only"] = "{" .. entry("C64", "[1]", "[0,8]") .. "}",
   }
   local files = {
     ["empty"] = "", ["of seven bytes"] = "\8\0\0\0\0\0\0", ["of a length alone"] = string.pack("<I8", 2),
-    ["with a header longer than itself"] = string.pack("<I8", 200) .. "{}", ["with a header of 2^64 - 1"] = ("\xff"):rep(8) .. "{}",
-    ["that is an .npy file"] = "\x93NUMPY\1\0" .. ("v"):rep(120), ["one byte short"] = safetensors("{" .. x .. "}", eight):sub(1, -2),
+    ["with a header longer than itself"] = string.pack("<I8", 200) .. "{}",
+      ["with a header of 2^64 - 1"] = ("\xff"):rep(8) .. "{}",
+    ["that is an .npy file"] = "\x93NUMPY\1\0" .. ("v"):rep(120),
+      ["one byte short"] = safetensors("{" .. x .. "}", eight):sub(1, -2),
     ["one byte long"] = safetensors("{" .. x .. "}", eight .. "x"),
   }
   for name, header in pairs(headers) do files["(" .. name .. ")"] = safetensors(header, eight) end
@@ -418,7 +435,8 @@ describe("a safetensors file changed at random", function()
 
   it("never does more than raise", function()
     local random = require("nibble.pages").generator(11)
-    local pieces = { "{", "}", "[", "]", ",", ":", '"', "\\u", "\\", "0", "9", "-", "18446744073709551615", "4611686018427387904",
+    local pieces = { "{", "}", "[", "]", ",", ":", '"', "\\u", "\\", "0", "9", "-", "18446744073709551615",
+      "4611686018427387904",
       '"dtype"', '"shape"', '"data_offsets"', '"__metadata__"', "F32", "F64", "F4", "\xff", "\0", "\xf0\x9f", "e", "." }
     local seeds = { process.read(folder .. "types.safetensors"), process.read(folder .. "shapes.safetensors"),
       process.read(folder .. "only.safetensors") }

@@ -1,5 +1,5 @@
--- Saving: a file takes its place when it is whole; what fails leaves the old one and nothing beside it. spec/embedding/saving.c
--- has pipes, links, deadlines and what loading asks for.
+-- Saving: a file takes its place when it is whole; what fails leaves the old one and nothing beside it.
+-- spec/embedding/saving.c has pipes, links, deadlines and what loading asks for.
 local process = require("spec.support.runtime_process")
 local program = require("spec.support.host_program")
 local nibble = require("nibble")
@@ -15,7 +15,8 @@ local WAYS = {
     for i = 1, 400 do file:write(("%-99d\n"):format(i)) end
     return file:close()]],
   ["svg.save"] = [[return require("nibble.svg").save(path, ("<svg/>\n"):rep(10000))]],
-  ["report.write"] = [[return require("nibble.report").write(path, { title = "long", notes = { ("note "):rep(10000) } })]],
+  ["report.write"] =
+    [[return require("nibble.report").write(path, { title = "long", notes = { ("note "):rep(10000) } })]],
   ["trace.record"] = [[
     local recorder = assert(require("nibble.trace").record(path))
     local t = nibble.zeros(4, { device = "cpu" })
@@ -74,7 +75,8 @@ describe("saving", function()
       assert.matches("^%w+\n$", result.stdout)
       assert.is_true(#process.read(path) > 16384)
       assert.equal("file\nlink\n", files())
-      assert.equal("-rw----r--  file", process.run("cd " .. quote(folder) .. " && find . -name file -printf '%M  %f'").stdout)
+      assert.equal("-rw----r--  file", process.run("cd " .. quote(folder) ..
+        " && find . -name file -printf '%M  %f'").stdout)
       assert.equal("file\n", process.run("readlink " .. quote(link)).stdout)
     end)
 
@@ -89,7 +91,9 @@ describe("saving", function()
   it("writes into a device as it is", function()
     local result = run("nibble.create", "/dev/stdout", nil, "| cat")
     assert.equal(400 * 100 + #"true\n", #result.stdout)
-    for way in pairs(WAYS) do assert.matches("^nil\t.*No space left on device", run(way, "/dev/full").stdout, 1, false, way) end
+    for way in pairs(WAYS) do
+      assert.matches("^nil\t.*No space left on device", run(way, "/dev/full").stdout, 1, false, way)
+    end
   end)
 
   it("of a run that is killed leaves what it wrote beside the old file, in whole lines", function()
@@ -154,7 +158,8 @@ describe("saving", function()
     assert.equal(file, file:write("a", "b"))
     assert.is_true(file:close())
     assert.is_true(file:close())
-    assert.error_matches(function() file:write("c") end, "writer:write: self: expected an open writer, got a closed one", 1, true)
+    assert.error_matches(function() file:write("c") end,
+      "writer:write: self: expected an open writer, got a closed one", 1, true)
     assert.equal("ab", process.read(path_of("file")))
     assert.error_matches(function() nibble.create() end, "create: path: expected a string, got no value", 1, true)
   end)

@@ -41,7 +41,8 @@ describe("tables with __index or __len #quick", function()
       function(p) append(x, x, slots, { kv, kv }, { sf, sf }, 1, 1, p) end },
     save = { "save", "tensors", { t = t }, function(p) nibble.save("/nonexistent/folder/x.safetensors", p) end },
     stream = { "stream", "opts", { priority = -1 }, function(p) nibble.stream(p) end },
-    peek = { "peek", "access", { storage = t:storage(), offset = 0, dtype = "float32", shape = { 1 }, stride = { 1 } }, nibble.peek },
+    peek = { "peek", "access", { storage = t:storage(), offset = 0, dtype = "float32", shape = { 1 }, stride = { 1 } },
+      nibble.peek },
     ["peek's shape"] = { "peek", "shape", { 1 }, function(p)
       nibble.peek({ storage = t:storage(), offset = 0, dtype = "float32", shape = p, stride = { 1 } })
     end },
@@ -53,7 +54,8 @@ describe("tables with __index or __len #quick", function()
         __index = { __index = plain }, __len = { __len = function() return #plain end },
         ["__index and __len"] = { __index = function(_, k) return plain[k] end, __len = function() return #plain end },
       } do
-        local message = raises(function() call(setmetatable({}, metatable)) end, operation, parameter, "without __", "one with it")
+        local message = raises(function() call(setmetatable({}, metatable)) end, operation, parameter, "without __",
+          "one with it")
         assert.is_truthy(message:find(key:match("^__%l+"), 1, true), message)
       end
       local full = setmetatable({}, { __name = "mine", __gc = function() end })
@@ -273,7 +275,8 @@ describe("creation #quick", function()
     raises(function() nibble.from_bytes("abc", 2, { dtype = "uint8" }) end, "from_bytes", "bytes", "2", "3")
     raises(function() nibble.from_bytes("abc", 2, { dtype = "uint16" }) end, "from_bytes", "bytes", "4", "3")
     raises(function() nibble.from_bytes("", 1, { dtype = "uint8" }) end, "from_bytes", "bytes", "1", "0")
-    raises(function() nibble.from_bytes(5, 1, { dtype = "uint8" }) end, "from_bytes", "bytes", "string", { "number", "5" })
+    raises(function() nibble.from_bytes(5, 1, { dtype = "uint8" }) end, "from_bytes", "bytes", "string",
+      { "number", "5" })
     raises(function() nibble.from_bytes(nil, 1, { dtype = "uint8" }) end, "from_bytes", "bytes", "string", NOTHING)
     raises(function() nibble.from_bytes("abc", 3) end, "from_bytes", "dtype", nil, NOTHING)
     raises(function() nibble.from_bytes("abc", 3, {}) end, "from_bytes", "dtype", nil, NOTHING)

@@ -4,7 +4,8 @@ local nibble = require("nibble")
 local DTYPES = { "float32", "float16", "bfloat16", "float8_e4m3fn", "uint8", "int8", "uint16", "int32", "int64" }
 local SIZE = { float32 = 4, float16 = 2, bfloat16 = 2, float8_e4m3fn = 1, uint8 = 1, int8 = 1, uint16 = 2, int32 = 4,
   int64 = 8 }
-local LIMITS = { uint8 = { 0, 255 }, int8 = { -128, 127 }, uint16 = { 0, 65535 }, int32 = { -2 ^ 31 | 0, 2 ^ 31 - 1 | 0 },
+local LIMITS = { uint8 = { 0, 255 }, int8 = { -128, 127 }, uint16 = { 0, 65535 },
+  int32 = { -2 ^ 31 | 0, 2 ^ 31 - 1 | 0 },
   int64 = { math.mininteger, math.maxinteger } }
 
 local function is_float(dtype)
@@ -305,7 +306,8 @@ describe("copy #quick", function()
   end)
 
   it("keeps the bits of NaNs between tensors of the same dtype", function()
-    local raw = { float32 = string.pack("<I4I4", 0xffc12345, 0x7f800001), float16 = string.pack("<I2I2", 0xfe01, 0x7c01),
+    local raw = { float32 = string.pack("<I4I4", 0xffc12345, 0x7f800001),
+      float16 = string.pack("<I2I2", 0xfe01, 0x7c01),
       bfloat16 = string.pack("<I2I2", 0xffc1, 0x7f81), float8_e4m3fn = "\xff\x7f" }
     for dtype, bytes in pairs(raw) do
       local t = nibble.from_bytes(bytes, 2, { dtype = dtype })

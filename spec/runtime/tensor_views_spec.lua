@@ -1,5 +1,5 @@
--- Views: the same storage under other shapes, strides and dtypes. Each is compared with the elements that its definition
--- names, computed here from nested tables.
+-- Views: the same storage under other shapes, strides and dtypes. Each is compared with the elements that its
+-- definition names, computed here from nested tables.
 local nibble = require("nibble")
 
 local function counting(...)

@@ -1,5 +1,5 @@
--- Several GPUs: copies between them, waits, and what fails or breaks beside others. On two of this machine's, otherwise on two of the
--- stand-in driver, where each of the calls can be made to fail.
+-- Several GPUs: copies between them, waits, and what fails or breaks beside others. On two of this machine's, otherwise
+-- on two of the stand-in driver, where each of the calls can be made to fail.
 local nibble = require("nibble")
 local process = require("spec.support.runtime_process")
 local standin = require("spec.support.standin")
@@ -24,7 +24,8 @@ local function on_two_gpus(code, env)
   elseif standin.missing then
     return pending("one GPU at most here, and " .. standin.missing)
   else
-    standin.assert_well(standin.run(prelude .. code, "NIB_STANDIN_DEVICES=2 NIB_STANDIN_JITTER=200 " .. (env or "")), true)
+    standin.assert_well(standin.run(prelude .. code, "NIB_STANDIN_DEVICES=2 NIB_STANDIN_JITTER=200 " .. (env or "")),
+      true)
   end
 end
 
@@ -253,7 +254,8 @@ describe_cuda("a call of the driver that fails between devices", function()
   end)
 
   it("while a second GPU and pinned memory are opened is told, and may be tried again", function()
-    for _, call in ipairs({ "cuMemHostAlloc", "cuMemPoolSetAccess", "cuDeviceCanAccessPeer", "cuMemcpyAsync", "cuMemcpyPeerAsync",
+    for _, call in ipairs({ "cuMemHostAlloc", "cuMemPoolSetAccess", "cuDeviceCanAccessPeer", "cuMemcpyAsync",
+      "cuMemcpyPeerAsync",
       "cuGraphDebugDotPrint", "cuStreamGetCtx" }) do
       local result = standin.run(scenario .. ([[
         standin.fail(%q, 1, 999)

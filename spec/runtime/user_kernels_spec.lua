@@ -71,11 +71,13 @@ describe("user kernels #quick", function()
     local values = { string.unpack("<dddddd", out:bytes()) }
     assert.same({ -3.0, 1048576.0, 9007199254740992.0, 0.5, 0.1, 65535.0 }, { table.unpack(values, 1, 6) })
     raises("kernel:launch: args: expected 7 arguments", kernel.launch, kernel, 1, 1, { out })
-    raises("kernel:launch: args: expected", kernel.launch, kernel, 1, 1, { out, -3, 1 << 40, 1, 0.5, 0.1, { "uint16", 1 } })
+    raises("kernel:launch: args: expected", kernel.launch, kernel, 1, 1,
+      { out, -3, 1 << 40, 1, 0.5, 0.1, { "uint16", 1 } })
     raises("kernel:launch: args: expected", kernel.launch, kernel, 1, 1, { out, -3, 1, 1, 0.5, 0.1, 7 })
     raises("kernel:launch: args: expected", kernel.launch, kernel, 1, 1, { "5", -3, 1, 1, 0.5, 0.1, { "uint16", 1 } })
     raises("kernel:launch: args: expected", kernel.launch, kernel, 1, 1, { out, out, 1, 1, 0.5, 0.1, { "uint16", 1 } })
-    raises("kernel:launch: block: expected", kernel.launch, kernel, 1, 2048, { out, 1, 1, 1, 0.5, 0.1, { "uint16", 1 } })
+    raises("kernel:launch: block: expected", kernel.launch, kernel, 1, 2048,
+      { out, 1, 1, 1, 0.5, 0.1, { "uint16", 1 } })
     raises("kernel:launch: grid: expected", kernel.launch, kernel, 0, 1, { out, 1, 1, 1, 0.5, 0.1, { "uint16", 1 } })
     raises("expected tensors on " .. DEVICE, kernel.launch, kernel, 1, 1,
       { nibble.zeros(6, { device = "cpu" }), 1, 1, 1, 0.5, 0.1, { "uint16", 1 } })

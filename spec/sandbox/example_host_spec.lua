@@ -13,7 +13,8 @@ end
 -- Runs the host over a copy of the hostile scripts; `during` is shell text that runs meanwhile, in the copy's folder.
 local function run(frames, during)
   local folder = process.run("mktemp -d").stdout:gsub("%s+$", "")
-  local result = process.run(("cp %s*.lua %s && cd %s && { (%s) & timeout -k 5 120 %s --frames %d %s; status=$?; wait; exit $status; }")
+  local result = process.run(
+    ("cp %s*.lua %s && cd %s && { (%s) & timeout -k 5 120 %s --frames %d %s; status=$?; wait; exit $status; }")
     :format(quote(hostile), folder, folder, during or "true", quote(command), frames, folder))
   process.run("rm -r " .. folder)
   return result
@@ -22,20 +23,25 @@ end
 local function counts(output, name)
   local calls, raised, expired, exhausted = output:match("  " .. name ..
     "%.lua +(%d+) calls, +(%d+) raised, +(%d+) out of time, +(%d+) out of memory")
-  return { calls = tonumber(calls), raised = tonumber(raised), expired = tonumber(expired), exhausted = tonumber(exhausted) }
+  return { calls = tonumber(calls), raised = tonumber(raised), expired = tonumber(expired),
+    exhausted = tonumber(exhausted) }
 end
 
 describe("the example host", function()
-  it("survives scripts that loop, catch, leak, raise, exhaust, corrupt, hang in C, and play with threads and finalizers", function()
+  it("survives scripts that loop, catch, leak, raise, exhaust, corrupt, hang in C, "
+    .. "and play with threads and finalizers", function()
     need()
     local result = run(240)
     assert.same({ 0, "" }, { result.status, result.stderr })
     local text = result.stdout
-    assert.matches("240 frames of at most 8.0 ms, %l[%l-]+ priority: p50 [%d.]+ ms, p99 [%d.]+ ms, worst [%d.]+ ms", text)
+    assert.matches("240 frames of at most 8.0 ms, %l[%l-]+ priority: p50 [%d.]+ ms, p99 [%d.]+ ms, worst [%d.]+ ms",
+      text)
     for _, name in ipairs({ "loop", "catch", "queue", "exhaust", "slow", "coroutines", "finalizers" }) do
       assert.is_true(counts(text, name).expired > 0, name .. "\n" .. text)
     end
-    for _, name in ipairs({ "raise", "corrupt" }) do assert.is_true(counts(text, name).raised > 0, name .. "\n" .. text) end
+    for _, name in ipairs({ "raise", "corrupt" }) do
+      assert.is_true(counts(text, name).raised > 0, name .. "\n" .. text)
+    end
     local leak = counts(text, "leak")
     assert.is_true(leak.raised + leak.exhausted + leak.expired > 0, text)
     local good = counts(text, "good")
@@ -43,7 +49,8 @@ describe("the example host", function()
     assert.matches("good.lua: called %d+ times", text)
   end)
 
-  it("loads a script again when its file changes, keeps the old one when the new one fails, and drops what is gone", function()
+  it("loads a script again when its file changes, keeps the old one when the new one fails, and drops what is gone",
+    function()
     need()
     local result = run(260, [[
       sleep 1; echo 'error("new and bad")' >good.lua
@@ -67,7 +74,8 @@ describe("the example host", function()
 
   it("shows the page table on any display of SDL2's, and says why it cannot", function()
     need()
-    local line = "env -u DISPLAY -u WAYLAND_DISPLAY SDL_VIDEODRIVER=%s timeout -k 5 60 %s --window --frames 40 /nonexistent"
+    local line =
+      "env -u DISPLAY -u WAYLAND_DISPLAY SDL_VIDEODRIVER=%s timeout -k 5 60 %s --window --frames 40 /nonexistent"
     local nowhere = process.run(line:format("nothing", quote(command)))
     assert.equal(1, nowhere.status)
     assert.matches("^nibble%-host: no window: %S", nowhere.stderr)

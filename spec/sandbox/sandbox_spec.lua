@@ -1,5 +1,5 @@
--- nib_sandbox: what scripts that are not trusted can do and reach. spec/support/escapes.lua has the attempts to get out,
--- spec/sandbox/sandbox_time_spec.lua the ones to stay for ever; spec/embedding/scripts.c is a host's view.
+-- nib_sandbox: what scripts that are not trusted can do and reach. spec/support/escapes.lua has the attempts to get
+-- out, spec/sandbox/sandbox_time_spec.lua the ones to stay for ever; spec/embedding/scripts.c is a host's view.
 local escapes = require("spec.support.escapes")
 local process = require("spec.support.runtime_process")
 local program = require("spec.support.host_program")
@@ -57,7 +57,8 @@ describe("a sandbox", function()
     local messages = {}
     for i, ended in ipairs(ends) do messages[i] = ended.message end
     assert.same({ "script: script:3: so", "script: script:2: attempt to index a nil value (local 't')",
-      "script: raised an error that is a table", "script: script:1: zeros: shape: expected an integer, got a string \"a\"",
+      "script: raised an error that is a table",
+        "script: script:1: zeros: shape: expected an integer, got a string \"a\"",
       "run: script:2: in run" }, messages)
   end)
 end)
@@ -99,7 +100,8 @@ end
 describe("a sandbox's library", function()
   it("matches patterns as Lua does", function()
     math.randomseed(1)
-    local parts = { "a", "b", "c", ".", "%a", "%d", "%s", "%w", "%W", "%.", "[ab]", "[^a]", "[a-c]", "[%d]", "[]]", "[^]]", "[a-]",
+    local parts = { "a", "b", "c", ".", "%a", "%d", "%s", "%w", "%W", "%.", "[ab]", "[^a]", "[a-c]", "[%d]", "[]]",
+      "[^]]", "[a-]",
       "(", ")", "()", "^", "$", "%1", "%b()", "%f[%w]", "%", "[", "%f", "%b", "-", "x-y", "[%a-z]" }
     local repeats = { "", "", "", "*", "+", "-", "?" }
     local letters = { "a", "b", "c", "1", " ", ".", "(", ")", "]", "-", "x", "%", "z" }
@@ -115,7 +117,8 @@ describe("a sandbox's library", function()
       pattern = (math.random(4) == 1 and "^" or "") .. table.concat(pattern)
       local init = math.random(-14, 14)
       local which = math.random(6)
-      local form = ({ "(%q):find(%q, %d)", "(%q):match(%q, %d)", "(%q):gsub(%q, '<%%0>', %d)", "(%q):gsub(%q, '%%1%%%%', %d)",
+      local form = ({ "(%q):find(%q, %d)", "(%q):match(%q, %d)", "(%q):gsub(%q, '<%%0>', %d)",
+        "(%q):gsub(%q, '%%1%%%%', %d)",
         "(%q):gsub(%q, function(...) return select('#', ...) .. tostring((...)) end, %d)",
         "(function() local t = {} for a, b in (%q):gmatch(%q, %d) do t[#t + 1] = tostring(a) .. tostring(b) end " ..
         "return table.concat(t, '|') end)()" })[which]
@@ -126,7 +129,8 @@ describe("a sandbox's library", function()
 
   it("searches, repeats, formats and gsubs with every kind of replacement as Lua does", function()
     compare({
-      "('a.b'):find('.', 1, true)", "('abc'):find('')", "('abc'):find('', 10)", "('abc'):find('', 4)", "('a\\0b'):find('\\0')",
+      "('a.b'):find('.', 1, true)", "('abc'):find('')", "('abc'):find('', 10)", "('abc'):find('', 4)",
+        "('a\\0b'):find('\\0')",
       "('a\\0b'):find('%z')", "('a\\0b\\0'):gsub('\\0', 'x')", "('a\\0b'):match('[\\0-a]+')", "('abc'):gsub('', '-')",
       "('abc'):gsub('b', { b = 1 })", "('abc'):gsub('b', { b = false })", "('abc'):gsub('%w', { a = 'x' })",
       "('abc'):gsub('b', 12)", "('abc'):gsub('b', '%')", "('abc'):gsub('b', '%2')", "('abc'):gsub('(b)()', '%2')",
@@ -135,24 +139,33 @@ describe("a sandbox's library", function()
       "('hello world'):gsub('o (w)', '%1')", "(5):rep(3)", "('ab'):rep(3, ',')", "('ab'):rep(1, ',')",
       "('ab'):rep(0)", "('ab'):rep(-1)",
       "(''):rep(10, 'x')", "('x'):rep(7, '')", "string.format('%5.2f|%d|%s|%q|%x|%%', 3.14159, 42, 'x', 'a\\nb', 255)",
-      "string.format('%s %s %s', nil, true, 1.0)", "string.format('%d', 1.5)", "string.format('%i', 3)", "string.format('%y', 3)",
+      "string.format('%s %s %s', nil, true, 1.0)", "string.format('%d', 1.5)", "string.format('%i', 3)",
+        "string.format('%y', 3)",
       "string.format('%10s|%-10s|', 'a', 'b')", "('x'):byte(1, -1)", "('abc'):reverse():upper()", "('%d'):format('3')",
-      "('abcabc'):gsub('b', '%1')", "('x = 1, y = 2'):gsub('(%w+) = (%w+)', '%2 = %1')", "('THE (quick) fox'):find('%((%a+)%)')",
-      "('f(a(b)c)d'):match('%b()')", "('THE (quick) fox'):gsub('%f[%a]%a+', string.lower)", "('aaa'):match('a-$')", "('k'):match('()')",
+      "('abcabc'):gsub('b', '%1')", "('x = 1, y = 2'):gsub('(%w+) = (%w+)', '%2 = %1')",
+        "('THE (quick) fox'):find('%((%a+)%)')",
+      "('f(a(b)c)d'):match('%b()')", "('THE (quick) fox'):gsub('%f[%a]%a+', string.lower)", "('aaa'):match('a-$')",
+        "('k'):match('()')",
       "('aaaa'):find('a', -2)", "('aaaa'):find('aa', 3, true)", "tonumber('0x10')", "tonumber('10', 2)",
       "tonumber('z', 36)", "tonumber('')",
-      "select('#', ('abc'):gmatch('b')())", "utf8.len('äö')", "utf8.char(228, 246)", "load('return 7')()", "load('x =')",
-      "string.pack('i4', 7):byte(1, -1)", "string.unpack('i4', string.pack('i4', -7))", "math.type(3)", "math.floor(3.7)",
+      "select('#', ('abc'):gmatch('b')())", "utf8.len('äö')", "utf8.char(228, 246)", "load('return 7')()",
+        "load('x =')",
+      "string.pack('i4', 7):byte(1, -1)", "string.unpack('i4', string.pack('i4', -7))", "math.type(3)",
+        "math.floor(3.7)",
     })
   end)
 
   it("moves, sorts and joins tables as Lua does", function()
     local calls = {
-      "table.concat({ 1, 2, 'x' }, ', ')", "table.concat({ 1, 2, 3 }, '-', 2, 3)", "table.concat({}, 'x')", "table.concat({ 1, {} })",
-      "table.concat({ 1, 2 }, ',', 1, 3)", "table.unpack({ 1, nil, 3 }, 1, 3)", "table.unpack({ 1, 2 }, 2)", "table.unpack({})",
+      "table.concat({ 1, 2, 'x' }, ', ')", "table.concat({ 1, 2, 3 }, '-', 2, 3)", "table.concat({}, 'x')",
+        "table.concat({ 1, {} })",
+      "table.concat({ 1, 2 }, ',', 1, 3)", "table.unpack({ 1, nil, 3 }, 1, 3)", "table.unpack({ 1, 2 }, 2)",
+        "table.unpack({})",
       "table.unpack(setmetatable({}, { __index = function(_, i) return i end, __len = function() return 3 end }))",
-      "table.insert({}, 1, 2, 3)", "table.insert({})", "table.insert({ 1 }, 3, 1)", "table.remove({ 1, 2 }, 5)", "table.remove({})",
-      "table.remove({}, 0)", "table.remove({ 1 }, 2)", "table.remove({ 1, 2, 3 }, 1)", "table.sort({ 1, 'x' })", "table.pack(1, nil).n",
+      "table.insert({}, 1, 2, 3)", "table.insert({})", "table.insert({ 1 }, 3, 1)", "table.remove({ 1, 2 }, 5)",
+        "table.remove({})",
+      "table.remove({}, 0)", "table.remove({ 1 }, 2)", "table.remove({ 1, 2, 3 }, 1)", "table.sort({ 1, 'x' })",
+        "table.pack(1, nil).n",
       "table.insert(nil, 1)", "table.concat(1)",
       "table.move({ 1, 2, 3 }, 1, 3, 2)[4]", "#table.move({ 1, 2, 3 }, 2, 3, 1)",
       "table.unpack(table.move({ 1, 2, 3 }, 1, 3, 3, { 9 }))", "table.move({}, 1, 0, 5)[1]", "table.move(1, 1, 1, 1)",
@@ -168,7 +181,8 @@ describe("a sandbox's library", function()
       calls[#calls + 1] = body:format(list, "table.sort(t, function(a, b) return a > b end)")
       calls[#calls + 1] = body:format(list, ("table.insert(t, %d, 99)"):format(math.random(0, n + 2)))
       calls[#calls + 1] = body:format(list, ("table.remove(t, %d)"):format(math.random(0, n + 2)))
-      calls[#calls + 1] = body:format(list, ("table.move(t, %d, %d, %d)"):format(math.random(1, n + 1), math.random(0, n),
+      calls[#calls + 1] = body:format(list, ("table.move(t, %d, %d, %d)"):format(math.random(1, n + 1),
+        math.random(0, n),
         math.random(1, n + 3)))
     end
     compare(calls)

@@ -1,4 +1,5 @@
--- Scripts that do not end: each call of a sandbox ends soon after its deadline. NIBBLE_OVERRUNS=1 prints how late each was.
+-- Scripts that do not end: each call of a sandbox ends soon after its deadline. NIBBLE_OVERRUNS=1 prints how late each
+-- was.
 local program = require("spec.support.host_program")
 local overruns = require("spec.support.overruns")
 local process = require("spec.support.runtime_process")
@@ -12,7 +13,8 @@ local function compile()
   return path
 end
 
--- Runs scripts, by their numbers, in one process; returns for each how it ended, and after how many microseconds of processor time.
+-- Runs scripts, by their numbers, in one process; returns for each how it ended, and after how many microseconds of
+-- processor time.
 local function run(path, numbers)
   local files = {}
   for i, number in ipairs(numbers) do
@@ -21,7 +23,8 @@ local function run(path, numbers)
     file:write(overruns[number][2])
     file:close()
   end
-  local result = process.run(("timeout -k 5 300 %s budget_us=%d %s | grep '^='"):format(path, BUDGET, table.concat(files, " ")))
+  local result = process.run(("timeout -k 5 300 %s budget_us=%d %s | grep '^='"):format(path, BUDGET,
+    table.concat(files, " ")))
   for _, file in ipairs(files) do os.remove(file) end
   local ends = {}
   for status, time, message in result.stdout:gmatch("= (%u+) (%d+) ([^\n]*)\n") do
@@ -61,7 +64,8 @@ describe("a script that does not end", function()
     os.remove(path)
   end)
 
-  it("is not made slow by being deep in calls", function() -- each look at the clock once walked over all of them: minutes
+  -- each look at the clock once walked over all of them: minutes
+  it("is not made slow by being deep in calls", function()
     local path = compile()
     local file = os.tmpname()
     local handle = assert(io.open(file, "w"))
@@ -82,7 +86,8 @@ describe("a script that does not end", function()
       handle:write(code)
       handle:close()
       local result = process.run(path .. " budget_us=" .. math.maxinteger .. " instructions=1000000 " .. file)
-      assert.matches("^= EXPIRED %d+ script: budget: expected at most 1000000 instructions, got more, at script:1\n$", result.stdout)
+      assert.matches("^= EXPIRED %d+ script: budget: expected at most 1000000 instructions, got more, at script:1\n$",
+        result.stdout)
     end
     os.remove(file)
     os.remove(path)

@@ -26,7 +26,8 @@ describe("the scenario cookbook", function()
     local file = assert(io.open(folder .. "/mine.lua", "w"))
     file:write(code)
     file:close()
-    return process.run(("cd %s && LC_ALL=C.UTF-8 %s scenario ./mine.lua %s"):format(quote(folder), quote(command), words or ""))
+    return process.run(("cd %s && LC_ALL=C.UTF-8 %s scenario ./mine.lua %s"):format(quote(folder), quote(command), words
+      or ""))
   end
 
   it("has its recipes", function()
@@ -50,7 +51,8 @@ describe("the scenario cookbook", function()
   it("'s mistake fails as it is shown", function()
     local result = run(broken.code)
     assert.are.equal(1, result.status)
-    local got = result.stdout:match("(FAILED at.*)"):gsub(" %(byte %d+ of the tensor%)", ""):gsub("repeat:   %S+", "repeat:   nibble")
+    local got = result.stdout:match("(FAILED at.*)"):gsub(" %(byte %d+ of the tensor%)", ""):gsub("repeat:   %S+",
+      "repeat:   nibble")
     local device = got:match("%-%-device (%S+)")
     local shown = ("\n" .. broken.shown):gsub("\n    ", "\n"):sub(2):gsub("%-%-device cpu", "--device " .. device)
     assert.are.equal(shown, got)
@@ -71,8 +73,10 @@ describe("the scenario cookbook", function()
     local file = assert(io.open(folder .. "/mine_spec.lua", "w"))
     file:write(code)
     file:close()
-    local result = process.run(("cd %s && export LUA_PATH=%s LUA_CPATH=%s && lua5.4 %s/spec/support/busted.lua mine_spec.lua"):format(
-      quote(folder), quote(package.path), quote(package.cpath), quote(process.run("realpath " .. process.root).stdout:gsub("\n", ""))))
+    local result = process.run(
+      ("cd %s && export LUA_PATH=%s LUA_CPATH=%s && lua5.4 %s/spec/support/busted.lua mine_spec.lua"):format(
+      quote(folder), quote(package.path), quote(package.cpath),
+        quote(process.run("realpath " .. process.root).stdout:gsub("\n", ""))))
     assert.are.equal(0, result.status, result.stdout .. result.stderr)
     assert.matches("6 successes / 0 failures", result.stdout)
   end)

@@ -1,4 +1,5 @@
--- `nibble scenario decode`, the main job, run as people run it: what it prints. Its grid and its faults are in scenarios_spec.
+-- `nibble scenario decode`, the main job, run as people run it: what it prints. Its grid and its faults are in
+-- scenarios_spec.
 local process = require "spec.support.runtime_process"
 
 local function decode(options)
@@ -59,20 +60,23 @@ describe("the decode scenario", function()
     local result = decode("--steps 4 --requests 2 --input " .. path)
     succeeds(result)
     assert.is_truthy(result.stdout:find(path .. ": 2 layers, 30 tokens, 2 KV heads x 64, bfloat16", 1, true))
-    local second, tenth = result.stdout:find("model.layers.2 K", 1, true), result.stdout:find("model.layers.10 K", 1, true)
+    local second, tenth = result.stdout:find("model.layers.2 K", 1, true),
+      result.stdout:find("model.layers.10 K", 1, true)
     assert.is_true(second < tenth)
     tensors["model.layers.2.v"] = nibble.zeros(30, 64)
     nibble.save(path, tensors)
     result = decode("--steps 4 --input " .. path)
     assert.are.equal(2, result.status)
-    assert.is_truthy(result.stderr:find("--input: expected K and V of all layers to be [tokens, heads, head_dim]", 1, true))
+    assert.is_truthy(result.stderr:find("--input: expected K and V of all layers to be [tokens, heads, head_dim]", 1,
+      true))
     tensors["model.layers.2.v"] = nil
     nibble.save(path, tensors)
     result = decode("--steps 4 --input " .. path)
     assert.are.equal(2, result.status)
     assert.is_truthy(result.stderr:find("load: name: ", 1, true))
     os.remove(path)
-    for options, message in pairs { ["--input /nonexistent/folder"] = "/nonexistent/folder", ["--input real --random"] = "exclude" } do
+    for options, message in pairs { ["--input /nonexistent/folder"] = "/nonexistent/folder",
+      ["--input real --random"] = "exclude" } do
       result = decode(options)
       assert.are.equal(2, result.status)
       assert.is_truthy(result.stderr:find(message, 1, true), result.stderr)
@@ -86,10 +90,12 @@ describe("the decode scenario", function()
   end)
 
   it("leaves materialize out, and says so, where it cannot be", function()
-    for _, options in ipairs { "--head-dim 80", "--head-dim 16 --page-size 1", "--head-dim 64 --page-size 3 --layout NHD" } do
+    for _, options in ipairs { "--head-dim 80", "--head-dim 16 --page-size 1",
+      "--head-dim 64 --page-size 3 --layout NHD" } do
       local result = decode("--random --heads 2 --tokens 40 --steps 10 " .. options)
       succeeds(result)
-      assert.is_truthy(result.stdout:find("no materialize: it needs head_dim % 64 == 0 and page_size % 4 == 0", 1, true))
+      assert.is_truthy(result.stdout:find("no materialize: it needs head_dim % 64 == 0 and page_size % 4 == 0", 1,
+        true))
       assert.is_nil(result.stdout:find("swizzle", 1, true))
     end
   end)

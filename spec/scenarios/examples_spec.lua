@@ -36,7 +36,8 @@ describe("the examples #quick", function()
       for _, text in ipairs(texts) do assert.is_truthy(result.stdout:find(text, 1, true), result.stdout) end
       local other = process.run("cd / && " .. command .. process.quote(root .. path))
       assert.are.same({ 0, "", result.stdout }, { other.status, other.stderr, other.stdout })
-      local near = process.run(plain .. "cd " .. process.quote(root .. "scripts/examples") .. " && lua5.4 " .. name .. ".lua")
+      local near = process.run(plain .. "cd " .. process.quote(root .. "scripts/examples") .. " && lua5.4 " .. name ..
+        ".lua")
       assert.are.same({ 0, "", result.stdout }, { near.status, near.stderr, near.stdout })
     end)
   end
@@ -47,23 +48,30 @@ describe("the GPU benchmark", function()
 
   -- What it measures there means nothing.
   local function on_standin(options)
-    if process.run("test -e " .. process.quote(standin .. "/libcuda.so.1")).status ~= 0 then pending("no stand-in driver here") end
-    if process.sanitized() then pending("what is without a sanitizer cannot load the stand-in driver of a build with one") end
+    if process.run("test -e " .. process.quote(standin .. "/libcuda.so.1")).status ~= 0 then
+      pending("no stand-in driver here")
+    end
+    if process.sanitized() then
+      pending("what is without a sanitizer cannot load the stand-in driver of a build with one")
+    end
     return run("scripts/bench/cuda.lua", options, "export LD_LIBRARY_PATH=" .. process.quote(standin) .. "; ")
   end
 
   it("measures small operations in graphs and from Lua, as a table, CSV and JSON", function()
     local result = on_standin("--only '8 tokens'")
     assert.are.same({ 0, "" }, { result.status, result.stderr })
-    for _, name in ipairs { "append", "dequantize", "materialize", "materialize into out", "rope insert", "rope insert in place" } do
-      local graph, host = result.stdout:match("\n" .. name .. ", 8 tokens +[%d.]+ +%- +%d+ +([%d.]+) +([%d.]+) +[%d.-]+\n")
+    for _, name in ipairs { "append", "dequantize", "materialize", "materialize into out", "rope insert",
+      "rope insert in place" } do
+      local graph, host = result.stdout:match("\n" .. name ..
+        ", 8 tokens +[%d.]+ +%- +%d+ +([%d.]+) +([%d.]+) +[%d.-]+\n")
       assert.is_truthy(graph, name .. "\n" .. result.stdout)
       assert.is_true(tonumber(graph) > 0 and tonumber(host) > 0, name)
     end
     result = on_standin("--only 'append, 8 tokens' --csv")
     assert.is_truthy(result.stdout:find('\n"append, 8 tokens",%d+,,[%d.]+,[%d.]+,[%d.]+,[%d.]*\n$'), result.stdout)
     result = on_standin("--only 'append, 8 tokens' --json")
-    assert.is_truthy(result.stdout:find('"case": "append, 8 tokens", "bytes": %d+,.*"host_microseconds": [%d.]+'), result.stdout)
+    assert.is_truthy(result.stdout:find('"case": "append, 8 tokens", "bytes": %d+,.*"host_microseconds": [%d.]+'),
+      result.stdout)
   end)
 
   it("needs a GPU, which it says with status 2 #quick", function()
@@ -76,7 +84,8 @@ describe("the CPU benchmark", function()
   local operations = {
     "append bfloat16 NHD", "append bfloat16 HND", "append float16 NHD", "append float16 HND", "dequantize bfloat16",
     "dequantize float16", "materialize", "swizzle_v_scales NHD", "swizzle_v_scales HND", "quantize_paged_kv_cache HND",
-    "rope_quantize_insert, q copied", "rope_quantize_insert, q in place", "kv_rope_quantize_insert", "mla.dequantize_cache",
+    "rope_quantize_insert, q copied", "rope_quantize_insert, q in place", "kv_rope_quantize_insert",
+      "mla.dequantize_cache",
     "copy uint8 to uint8",
   }
 
@@ -84,15 +93,18 @@ describe("the CPU benchmark", function()
     local result = run("scripts/bench/cpu.lua", "--quick --repeats 9")
     assert.are.same({ 0, "" }, { result.status, result.stderr })
     for _, name in ipairs(operations) do
-      local elements, share = result.stdout:match("\n" .. name:gsub("%.", "%%.") .. " +(%d+) +[%d.]+ +[%d.]+ +([%d.]+) %%")
+      local elements, share = result.stdout:match("\n" .. name:gsub("%.", "%%.") ..
+        " +(%d+) +[%d.]+ +[%d.]+ +([%d.]+) %%")
       assert.is_truthy(elements, name)
       assert.is_true(tonumber(elements) > 0 and tonumber(share) > 0, name)
     end
     result = run("scripts/bench/cpu.lua", "--quick --repeats 9 --csv --only materialize")
-    assert.is_truthy(result.stdout:find("^operation,elements,bytes,elements_per_second_per_thread,memcpy_share,threads\n"
+    assert.is_truthy(
+      result.stdout:find("^operation,elements,bytes,elements_per_second_per_thread,memcpy_share,threads\n"
       .. '"materialize",%d+,%d+,[%d.e+]+,[%d.]+,%d+\n$'), result.stdout)
     result = run("scripts/bench/cpu.lua", "--quick --repeats 9 --json --only dequantize")
-    assert.is_truthy(result.stdout:find('"results": %[\n    {"operation": "dequantize bfloat16", "elements": %d+,'), result.stdout)
+    assert.is_truthy(result.stdout:find('"results": %[\n    {"operation": "dequantize bfloat16", "elements": %d+,'),
+      result.stdout)
     assert.is_truthy(result.stdout:find('"repeats": 9,', 1, true))
   end)
 

@@ -54,7 +54,8 @@ describe("a scenario's cache #quick", function()
         cache:admit(0)
         cache:admit(0)
       end,
-      ["cache:admit: what: expected a number of tokens or a text (a list of them), got -1"] = function(cache) cache:admit(-1) end,
+      ["cache:admit: what: expected a number of tokens or a text (a list of them), got -1"] =
+        function(cache) cache:admit(-1) end,
       ["cache:admit: what: expected a number of tokens or a text"] = function(cache) cache:admit() end,
       ["cache:extend: what: expected tokens 0..63, rows of the source, got 64"] = function(cache)
         cache:extend(cache.live[1], { 0, 64 })
@@ -78,7 +79,8 @@ describe("a scenario's cache #quick", function()
       local cache = small(run)
       cache:extend(cache:fork((cache:admit(3))), 1)
     end, "cache:copy_page: source: expected a page that was written")
-    fails(function(run) run:graph("x", function() end, "again") end, 'run:graph: how: expected "update", "capture" or nil, got again')
+    fails(function(run) run:graph("x", function() end, "again") end,
+      'run:graph: how: expected "update", "capture" or nil, got again')
   end)
 
   it("says that there are not enough pages, and has changed nothing", function()
@@ -88,7 +90,8 @@ describe("a scenario's cache #quick", function()
         local cache = run.state.cache
         if run.step == 1 then run.state.request = assert(cache:admit(40)) end
         local refused = table.pack(cache:admit(8))
-        run:expect(refused.n == 2 and refused[1] == nil and refused[2]:find("not enough pages: 2 needed, 1 free"), "admitted")
+        run:expect(refused.n == 2 and refused[1] == nil and refused[2]:find("not enough pages: 2 needed, 1 free"),
+          "admitted")
         local grown, message = cache:extend(run.state.request, 5)
         run:expect(grown == false and message:find("not enough pages"), "extended")
         run:expect(#cache.live == 1 and #run.state.request.text == 40 and run.state.request.length == 40, "changed")
@@ -223,18 +226,22 @@ describe("a run #quick", function()
       return outcome.message
     end
     local x = nibble.tensor({ { 1, 2 }, { 3, 4 } }, { dtype = "float32" })
-    local function against(list, shape, dtype) return function(run) run:same("x", x, reference.from_values(list, dtype, shape)) end end
+    local function against(list, shape, dtype)
+      return function(run) run:same("x", x, reference.from_values(list, dtype, shape)) end
+    end
     assert.is_true(attempt({ check = against({ 1, 2, 3, 4 }, { 2, 2 }, "float32") }).ok)
     assert.matches("^step 1: x: element %[1, 0%]: got 0x40, the reference has 0xC0 %(byte 11 of the tensor%)$",
       difference(against({ 1, 2, -3, 4 }, { 2, 2 }, "float32")))
-    assert.matches("x: got float32 {2, 2}, expected float32 {4}", difference(against({ 1, 2, 3, 4 }, { 4 }, "float32")), 1, true)
+    assert.matches("x: got float32 {2, 2}, expected float32 {4}", difference(against({ 1, 2, 3, 4 }, { 4 }, "float32")),
+      1, true)
     assert.matches("expected int32 {2, 2}", difference(against({ 1, 2, 3, 4 }, { 2, 2 }, "int32")), 1, true)
     assert.matches("^step 1: no 5$", difference(function(run) run:expect(false, "no %d", 5) end))
   end)
 
   it("records what a report needs", function()
     local def = assert(scenario.load("hand_over"))
-    local outcome = scenario.attempt(def, { p = scenario.values(def), device = device, seed = 1, steps = 5, snapshots = true })
+    local outcome = scenario.attempt(def, { p = scenario.values(def), device = device, seed = 1, steps = 5,
+      snapshots = true })
     assert.is_true(outcome.ok, outcome.message)
     local record = outcome.run:record(outcome.eager)
     local names = {}

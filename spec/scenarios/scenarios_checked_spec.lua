@@ -1,5 +1,5 @@
--- Scenarios in checked mode: right ones give no report on their whole grid, those that do wrong on purpose give theirs, mistakes are
--- reported with both lines.
+-- Scenarios in checked mode: right ones give no report on their whole grid, those that do wrong on purpose give theirs,
+-- mistakes are reported with both lines.
 local nibble = require "nibble"
 local pages = require "nibble.pages"
 local scenario = require "nibble.scenario"
@@ -8,7 +8,8 @@ local function attempt(def, point)
   local p = {}
   for key, value in pairs(point or {}) do if key ~= "steps" then p[key] = value end end
   return scenario.attempt(def, {
-    p = scenario.values(def, p), device = assert(nibble.device()), seed = 1, steps = point and point.steps or def.steps[1],
+    p = scenario.values(def, p), device = assert(nibble.device()), seed = 1, steps = point and point.steps
+      or def.steps[1],
     checked = true,
   })
 end

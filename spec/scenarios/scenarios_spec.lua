@@ -1,4 +1,5 @@
--- nibble.scenario: every shipped scenario on its grid, a planted bit in every tensor that they watch, shrinking, the command.
+-- nibble.scenario: every shipped scenario on its grid, a planted bit in every tensor that they watch, shrinking, the
+-- command.
 local process = require "spec.support.runtime_process"
 local nibble = require "nibble"
 local scenario = require "nibble.scenario"
@@ -12,7 +13,8 @@ local function attempt(def, point, plant)
   local p = {}
   for key, value in pairs(point) do if key ~= "steps" then p[key] = value end end
   return scenario.attempt(def, {
-    p = scenario.values(def, p), device = assert(nibble.device()), seed = 1, steps = point.steps or def.steps[1], plant = plant,
+    p = scenario.values(def, p), device = assert(nibble.device()), seed = 1, steps = point.steps or def.steps[1],
+      plant = plant,
   })
 end
 
@@ -51,8 +53,10 @@ describe("a mistake is found:", function()
   local allocator_class = getmetatable(pages.allocator { num_pages = 1, page_size = 1 })
 
   local mistakes = {
-    { "pages are shared, and never copied", { "prefix_sharing", "beam_search" }, pages, "copy", function() return function() end end },
-    { "a fork does not hold the pages it shares", { "prefix_sharing", "beam_search" }, allocator_class, "fork", function(fork)
+    { "pages are shared, and never copied", { "prefix_sharing", "beam_search" }, pages, "copy", function()
+      return function() end end },
+    { "a fork does not hold the pages it shares", { "prefix_sharing", "beam_search" }, allocator_class, "fork",
+      function(fork)
       return function(self, request, length)
         local child = fork(self, request, length)
         for _, page in ipairs(child.pages) do self.count[page] = self.count[page] - 1 end
@@ -89,7 +93,8 @@ describe("a mistake is found:", function()
         return self:slots(request, request.length - count), {}
       end
     end },
-    { "a graph has the scales that were there when it was captured", { "decode", "padded_pages" }, kv, "hide_scales", function(hide)
+    { "a graph has the scales that were there when it was captured", { "decode", "padded_pages" }, kv, "hide_scales",
+      function(hide)
       return function(self, hidden)
         for _, layer in ipairs(self.layers) do
           if not hidden then layer.k_scale, layer.v_scale = table.unpack(layer.own_scales) end
@@ -119,13 +124,15 @@ describe("a mistake is found:", function()
         return self
       end
     end, { form = "stacked" } },
-    { "lengths are one short", { "decode", "sliding_window", "eviction", "hand_over" }, pages, "tensors", function(tensors)
+    { "lengths are one short", { "decode", "sliding_window", "eviction", "hand_over" }, pages, "tensors",
+      function(tensors)
       return function(batch, opts)
         for i, length in ipairs(batch.seq_lens) do batch.seq_lens[i] = math.max(length - 1, 0) end
         return tensors(batch, opts)
       end
     end },
-    { "tables are those of the step before", { "eviction", "sliding_window", "speculative", "hand_over" }, kv, "load", function(load)
+    { "tables are those of the step before", { "eviction", "sliding_window", "speculative", "hand_over" }, kv, "load",
+      function(load)
       return function(self, requests)
         local before = self.block_tables:clone()
         load(self, requests)
@@ -137,7 +144,8 @@ describe("a mistake is found:", function()
     { "a graph keeps its first shape", { "changing_shapes" }, require("nibble.run"), "graph", function(graph)
       return function(self, key, fn) return graph(self, key, fn) end
     end },
-    { "tokens are appended in another order", { "chunked_prefill", "two_streams", "padded_pages", "two_head_dims", "prefix_sharing" },
+    { "tokens are appended in another order",
+      { "chunked_prefill", "two_streams", "padded_pages", "two_head_dims", "prefix_sharing" },
       kv, "load", function(load)
         return function(self, requests)
           load(self, requests)
@@ -229,8 +237,10 @@ describe("nibble scenario", function()
     write("forgetful.lua", FORGETFUL)
     local result = run("./forgetful.lua --layout HND --twice --seed 7")
     assert.are.same({ 1, "" }, { result.status, result.stderr })
-    assert.matches("\nFAILED at step 17: K dequantized: row 0 %(request 1%), position 16, head 0, dimension %d+: got 0x", result.stdout)
-    assert.matches("\nsmallest: heads = 1, layout = NHD, page_size = 1, twice = false, steps = 3, seed = 7\n", result.stdout)
+    assert.matches("\nFAILED at step 17: K dequantized: row 0 %(request 1%), position 16, head 0, "
+      .. "dimension %d+: got 0x", result.stdout)
+    assert.matches("\nsmallest: heads = 1, layout = NHD, page_size = 1, twice = false, steps = 3, seed = 7\n",
+      result.stdout)
     local message = result.stdout:match("\n  fails at ([^\n]+)\n")
     assert.matches("^step 3: K dequantized: row 0 %(request 1%), position 2, head 0", message)
     local line = result.stdout:match("\nrepeat:   ([^\n]+)\n")
@@ -267,7 +277,8 @@ describe("nibble scenario", function()
     local result = run("./large.lua --device cpu")
     local said = result.stderr:gsub("==%d+==WARNING: AddressSanitizer failed to allocate[^\n]*\n", "")
     assert.are.same({ 1, "" }, { result.status, said })
-    assert.matches("\nFAILED at step 1: [^\n]*zeros: memory: expected [^\n]*\nrepeat:   [^\n]* scenario %./large%.lua %-%-seed 1 ",
+    assert.matches(
+      "\nFAILED at step 1: [^\n]*zeros: memory: expected [^\n]*\nrepeat:   [^\n]* scenario %./large%.lua %-%-seed 1 ",
       result.stdout)
   end)
 
@@ -275,7 +286,8 @@ describe("nibble scenario", function()
     if process.sanitized() then return pending("AddressSanitizer needs more address space than the limit leaves") end
     write("full.lua", [[
       return { title = "full", steps = 1, setup = function() end, step = function() return (("x"):rep(1 << 30)) end }]])
-    local result = process.run(("cd %s && ulimit -v 1000000 && NIBBLE_DEVICE=cpu %s scenario ./full.lua"):format(quote(folder),
+    local result = process.run(("cd %s && ulimit -v 1000000 && NIBBLE_DEVICE=cpu %s scenario ./full.lua"):format(
+      quote(folder),
       quote(command)))
     assert.are.same({ 1, "" }, { result.status, result.stderr })
     assert.matches("\nFAILED at step 1: not enough memory\nrepeat:   ", result.stdout)
@@ -303,7 +315,8 @@ describe("nibble scenario", function()
   end)
 
   it("--plant is found, and named", function()
-    for _, words in ipairs { "decode --steps 10", "decode --layout NHD --random --head-dim 80 --tokens 60 --steps 9 --page-size 5" } do
+    for _, words in ipairs { "decode --steps 10",
+      "decode --layout NHD --random --head-dim 80 --tokens 60 --steps 9 --page-size 5" } do
       local result = run(words .. " --plant")
       assert.are.same({ 0, "" }, { result.status, result.stderr })
       local step, place = result.stdout:match("\nplanted   after step (%d+): ([^\n]+)\n")
@@ -360,7 +373,8 @@ describe("nibble scenario", function()
     for where, expected in pairs {
       setup = "step 0: ./deep.lua:4: pages.caches: head_dim: expected a multiple of 16, got 24",
       step = "step 1: ./deep.lua:8: cache:admit: what: expected tokens 0..63, rows of the source, got 64",
-      captured = "step 1: ./deep.lua:15: tensor:narrow: ", check = "step 1: ./deep.lua:20: attempt to index a nil value",
+      captured = "step 1: ./deep.lua:15: tensor:narrow: ",
+        check = "step 1: ./deep.lua:20: attempt to index a nil value",
     } do
       local result = run("./deep.lua --where " .. where)
       assert.are.same({ 1, "" }, { result.status, result.stderr })
@@ -388,7 +402,8 @@ describe("nibble scenario", function()
     write("ends.html", "the last one's")
     assert.are.equal(3, run("./ends.lua --report ends.html").status)
     assert.are.equal("the last one's", process.read(folder .. "/ends.html"))
-    local piped = process.run(("cd %s && mkfifo pipe && { timeout 60 cat pipe >got & } && timeout 60 %s scenario ./ends.lua --at end "
+    local piped = process.run(
+      ("cd %s && mkfifo pipe && { timeout 60 cat pipe >got & } && timeout 60 %s scenario ./ends.lua --at end "
       .. "--report pipe; wait"):format(quote(folder), quote(command)))
     assert.are.same({ 0, "" }, { piped.status, piped.stderr })
     assert.matches("</html>%s*$", process.read(folder .. "/got"))
@@ -405,7 +420,8 @@ describe("nibble scenario", function()
         assert.is_string(def.parameters[parameter].help, name .. ": " .. parameter)
       end
     end
-    assert.matches("\n  %-%-page%-layout +fragmented +fragmented or sequential or shuffled or ring +[^\n]+\n", result.stdout)
+    assert.matches("\n  %-%-page%-layout +fragmented +fragmented or sequential or shuffled or ring +[^\n]+\n",
+      result.stdout)
     assert.matches("\n  %-%-head%-dim +64 +a multiple of 16 >= 16 ", result.stdout)
   end)
 
@@ -439,14 +455,20 @@ describe("nibble scenario", function()
       ["decode --frobnicate"] = "unknown option --frobnicate", ["decode --steps"] = "--steps needs a value",
       ["decode --steps ten"] = "--steps: expected an integer >= 1, got ten", ["decode --steps=0"] = ">= 1, got 0",
       ["decode --steps 1e3"] = "got 1e3", ["decode --steps 999"] = "fewer than the 320 tokens",
-      ["decode --layout HDN"] = "--layout: expected HND or NHD, got HDN", ["decode --plant=yes"] = "--plant takes no value",
-      ["decode --heads 4"] = "--heads needs --random", ["decode --random --head-dim 40"] = "a multiple of 16 >= 16, got 40",
+      ["decode --layout HDN"] = "--layout: expected HND or NHD, got HDN",
+        ["decode --plant=yes"] = "--plant takes no value",
+      ["decode --heads 4"] = "--heads needs --random",
+        ["decode --random --head-dim 40"] = "a multiple of 16 >= 16, got 40",
       ["decode --device abacus"] = '--device: "abacus"',
       ["./no_table.lua"] = "expected a file that returns a table, got number", ["./no_lua.lua"] = "no_lua.lua:1:",
-      ["./no_field.lua"] = "stpe: expected a known field, got function", ["./no_step.lua"] = "step: expected one, got none",
-      ["./no_default.lua"] = "a: expected a table with a default", ["./no_range.lua"] = "a: expected min, max, multiple",
-      ["./no_type.lua"] = "a: expected min, max, multiple, help, any and choices, got 2", ["./no_name.lua"] = "help, got a-b",
-      ["./out_of_range.lua"] = "a: expected a default that is an integer >= 4, got 3", ["./taken.lua"] = "help, got seed",
+      ["./no_field.lua"] = "stpe: expected a known field, got function",
+        ["./no_step.lua"] = "step: expected one, got none",
+      ["./no_default.lua"] = "a: expected a table with a default",
+        ["./no_range.lua"] = "a: expected min, max, multiple",
+      ["./no_type.lua"] = "a: expected min, max, multiple, help, any and choices, got 2",
+        ["./no_name.lua"] = "help, got a-b",
+      ["./out_of_range.lua"] = "a: expected a default that is an integer >= 4, got 3",
+        ["./taken.lua"] = "help, got seed",
     } do
       local result = run(words)
       assert.are.equal(2, result.status, words)

@@ -1,13 +1,14 @@
 -- Runs busted in whatever interpreter runs this file: `lua5.4 spec/support/busted.lua [options] [files]`.
 -- For scripts/test, which runs each file in a process of its own, a first argument may be:
---   --list-files=NAME  writes to the file NAME what would be run, the files that take long first, each ended by a zero byte;
---                      and to NAME.alone those that nothing else should run beside
+--   --list-files=NAME  writes to the file NAME what would be run, the files that take long first, each ended by a zero
+--                      byte; and to NAME.alone those that nothing else should run beside
 --   --only-file=FILE   runs this file instead of those that are named or found
 local list = (arg[1] or ""):match("^%-%-list%-files=(.*)$")
 local only = (arg[1] or ""):match("^%-%-only%-file=(.*)$")
 
 -- A long file that starts last keeps one core busy while the others idle. The rest goes by size.
-local slow = { "scenarios_spec.lua", "install_spec.lua", "hostile_spec.lua", "scenarios_checked_spec.lua", "cuda_driver_spec.lua",
+local slow = { "scenarios_spec.lua", "install_spec.lua", "hostile_spec.lua", "scenarios_checked_spec.lua",
+  "cuda_driver_spec.lua",
   "scripts_spec.lua", "decode_spec.lua", "embedding_spec.lua", "lua_spec.lua" }
 
 -- Frames of 8 ms by the clock on the wall, in which scripts of strangers have to get their turn.

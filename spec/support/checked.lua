@@ -1,6 +1,6 @@
--- For the specs of checked mode: programs, each with a fault and its twin without. Lines that begin with `--fix` are in the twin
--- alone, lines that end with `--break` in the faulty one alone; --1 marks the line of the report, --2 that of the other operation,
--- --3 that of the replay.
+-- For the specs of checked mode: programs, each with a fault and its twin without. Lines that begin with `--fix` are in
+-- the twin alone, lines that end with `--break` in the faulty one alone; --1 marks the line of the report, --2 that of
+-- the other operation, --3 that of the replay.
 local assert = require "luassert"
 local nibble = require "nibble"
 

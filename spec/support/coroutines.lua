@@ -1,5 +1,5 @@
--- Prints what coroutines do, for a comparison of the `nibble` command, which has its own coroutine.resume, wrap and close,
--- with plain Lua.
+-- Prints what coroutines do, for a comparison of the `nibble` command, which has its own coroutine.resume, wrap and
+-- close, with plain Lua.
 local function say(...)
   local values = table.pack(...)
   for i = 1, values.n do values[i] = tostring(values[i]):gsub("0x%x+", "address") end

@@ -10,7 +10,8 @@
 --       pool.tensor: the view, inside a larger storage of poison (all of it, the view's elements too)
 --       pool:fill(array), pool:array(), pool:assert_equal(array, context): the view's elements are the array's and
 --       every other byte of the storage is as it was
---   data.scattered(list, dtype, shape) -> nibble tensor of integers with gaps between its rows and columns, poison in them
+--   data.scattered(list, dtype, shape) -> nibble tensor of integers with gaps between its rows and columns, poison in
+--   them
 --   data.inverse_cases() -> list of {byte, scale, x, code}: where a product and a quotient give different codes
 --   data.strides(shape, pads): row-major strides, dimension i padded by pads[i] elements
 local nibble = require "nibble"

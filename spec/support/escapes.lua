@@ -1,6 +1,6 @@
--- Scripts that try to get out of a sandbox, or to get at what is not theirs: what write-ups about Lua sandboxes, and their
--- bug reports, describe. Each checks by itself that it stays inside, and ends well unless `status` says otherwise; `settings`
--- are for spec/embedding/sandbox.c.
+-- Scripts that try to get out of a sandbox, or to get at what is not theirs: what write-ups about Lua sandboxes, and
+-- their bug reports, describe. Each checks by itself that it stays inside, and ends well unless `status` says
+-- otherwise; `settings` are for spec/embedding/sandbox.c.
 return {
   -- What is not there.
   { "io, os, debug, package, require, dofile, loadfile", [[
@@ -239,13 +239,16 @@ return {
     local function n() nibble.stream():scope(n) end pcall(n)
     assert(pcall(string.rep, "x", 10))]] },
   { "errors without a text", "error()", status = "SCRIPT" },
-  { "errors that are tables", "error(setmetatable({}, { __tostring = function() error('again') end }))", status = "SCRIPT" },
+  { "errors that are tables", "error(setmetatable({}, { __tostring = function() error('again') end }))",
+    status = "SCRIPT" },
   { "errors of extreme levels", [[
     for _, l in ipairs { -1, 0, 1000000000, math.mininteger } do pcall(error, 'x', l) end error('x', 2)]], status = "SCRIPT" },
   { "text that does not compile", "x = = 1", status = "SCRIPT" },
   -- Memory.
-  { "strings and tables without end", "local t = {} for i = 1, 1e9 do t[i] = ('x'):rep(1000) .. i end", status = "MEMORY" },
-  { "one string larger than its part of the memory", "local s = 'x' for i = 1, 40 do s = s .. s end", status = "MEMORY" },
+  { "strings and tables without end", "local t = {} for i = 1, 1e9 do t[i] = ('x'):rep(1000) .. i end",
+    status = "MEMORY" },
+  { "one string larger than its part of the memory", "local s = 'x' for i = 1, 40 do s = s .. s end",
+    status = "MEMORY" },
   { "collectgarbage counts, and does nothing else", [[
     assert(collectgarbage("count") > 10)
     for _, what in ipairs { "collect", "stop", "restart", "step", "generational", "incremental", "setpause" } do

@@ -1,9 +1,11 @@
---- Development-time check in programs that nobody here wrote and that have Lua 5.4 in them: the module loads there, and an append
---- and a dequantize give the known answers, called and in a graph. No part of any spec. Raises an error, or prints a line and is done.
+--- Development-time check in programs that nobody here wrote and that have Lua 5.4 in them: the module loads there, and
+--- an append and a dequantize give the known answers, called and in a graph. No part of any spec. Raises an error, or
+--- prints a line and is done.
 ---
 ---   clingo (Debian's gringo):  printf '#script (lua) dofile("spec/support/guest.lua") #end.' | clingo
 ---   neomutt:                   echo 'lua-source spec/support/guest.lua' >rc; neomutt -n -F rc -D
----   gnuplot (gnuplot-nox):     gnuplot -e 'set terminal lua "spec/support/guest.lua"'   then says that it is no terminal
+---   gnuplot (gnuplot-nox):     gnuplot -e 'set terminal lua "spec/support/guest.lua"'   then says that it is no
+---                                                                                       terminal
 ---   Python's lupa:             spec/support/lupa_check.py
 local root = debug.getinfo(1, "S").source:match("^@(.*)spec/support/guest%.lua$")
 package.path = ("%s;%sbindings/lua/?.lua;%s?.lua"):format(package.path, root, root)
@@ -25,7 +27,8 @@ end
 
 local function compare(case, made, outputs)
   for name in pairs(outputs) do
-    assert(made[name]:bytes() == case.arrays[name].bytes, case.name .. ": " .. name .. ": other bytes than the known answer's")
+    assert(made[name]:bytes() == case.arrays[name].bytes, case.name .. ": " .. name ..
+      ": other bytes than the known answer's")
     compared = compared + #case.arrays[name].bytes
   end
 end
@@ -35,10 +38,12 @@ local function run(captured, fn)
 end
 
 for _, captured in ipairs { false, true } do
-  local case, outputs = golden.load("append_hnd_bf16_strided"), { k_cache = true, v_cache = true, k_sf = true, v_sf = true }
+  local case, outputs = golden.load("append_hnd_bf16_strided"),
+    { k_cache = true, v_cache = true, k_sf = true, v_sf = true }
   local t = tensors(case, outputs, string.char(case.cache_fill))
   run(captured, function()
-    append(t.append_key, t.append_value, t.slot_mapping, { t.k_cache, t.v_cache }, { t.k_sf, t.v_sf }, t.k_scale, t.v_scale,
+    append(t.append_key, t.append_value, t.slot_mapping, { t.k_cache, t.v_cache }, { t.k_sf, t.v_sf }, t.k_scale,
+      t.v_scale,
       case.kv_layout)
   end)
   compare(case, t, outputs)
@@ -46,7 +51,8 @@ for _, captured in ipairs { false, true } do
   case, outputs = golden.load("dequant_nhd_bf16"), { output_k = true, output_v = true }
   t = tensors(case, outputs, nibble.full(1, case.output_fill, { dtype = "bfloat16" }):bytes())
   run(captured, function()
-    dequantize({ t.k_cache, t.v_cache }, { t.k_sf, t.v_sf }, t.block_tables, t.seq_lens, t.k_scale, t.v_scale, t.output_k,
+    dequantize({ t.k_cache, t.v_cache }, { t.k_sf, t.v_sf }, t.block_tables, t.seq_lens, t.k_scale, t.v_scale,
+      t.output_k,
       t.output_v, case.kv_layout)
   end)
   compare(case, t, outputs)

@@ -1,5 +1,5 @@
---- Builds and runs the C programs in spec/embedding against the public headers and the libraries under test. What cannot be
---- done here is said in words, for the spec's `pending`, which only a spec file has.
+--- Builds and runs the C programs in spec/embedding against the public headers and the libraries under test. What
+--- cannot be done here is said in words, for the spec's `pending`, which only a spec file has.
 local assert = require("luassert")
 local process = require("spec.support.runtime_process")
 
@@ -39,7 +39,8 @@ end
 --- Compiles a host program; returns the file, which the caller removes, or nil and why it cannot be done here.
 ---@param name string  spec/embedding/NAME.c
 ---@param opts? {libraries?: string, library?: string, cflags?: string, lua?: boolean}
----  libraries: before the system's; library: instead of libnibble.a; lua: with bindings/nibble_lua.h, its library and Lua
+---  libraries: before the system's; library: instead of libnibble.a; lua: with bindings/nibble_lua.h, its library and
+---  Lua
 ---@return string? path, string? reason
 function program.compile(name, opts)
   opts = opts or {}
@@ -64,7 +65,8 @@ function program.compile(name, opts)
   return path
 end
 
---- Compiles a host program and runs it; both must be silent but for `opts.stdout`. Returns why it cannot be run here, or nil.
+--- Compiles a host program and runs it; both must be silent but for `opts.stdout`. Returns why it cannot be run here,
+--- or nil.
 ---@param name string
 ---@param opts? {args?: string, before?: string, stdout?: string}
 ---  args: the program's; before: shell text in front of it; further options are compile's

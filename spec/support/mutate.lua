@@ -1,7 +1,9 @@
 --- The mistakes of mutations.lua, for scripts/mutate and the spec that keeps the list true.
 --   mutate.all()               every mistake: { number, file, spec, why, text, with }
---   mutate.find(m, source)     where its text begins in the file's contents, and the line; raises when it is not there exactly once
---   lua5.4 mutate.lua list [TEXT...]         a line each: number, spec file, file:line and description, tabs between them
+--   mutate.find(m, source)     where its text begins in the file's contents, and the line; raises when it is not there
+--                              exactly once
+--   lua5.4 mutate.lua list [TEXT...]         a line each: number, spec file, file:line and description, tabs between
+--                                            them
 --   lua5.4 mutate.lua apply NUMBER FOLDER    makes that mistake in a copy of the sources
 local mutate = {}
 
@@ -37,7 +39,9 @@ local function list(texts)
     local _, line = mutate.find(mistake, read(mistake.file))
     local wanted = #texts == 0
     for _, text in ipairs(texts) do wanted = wanted or (mistake.file .. " " .. mistake.why):find(text, 1, true) end
-    if wanted then print(("%d\t%s\t%s:%d\t%s"):format(mistake.number, mistake.spec, mistake.file, line, mistake.why)) end
+    if wanted then
+      print(("%d\t%s\t%s:%d\t%s"):format(mistake.number, mistake.spec, mistake.file, line, mistake.why))
+    end
   end
 end
 

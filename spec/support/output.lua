@@ -1,5 +1,5 @@
--- Busted's output, as scripts/test shows it: each failure when it happens, as file:line, name and message; at the end each
--- skipped spec with its reason, and the counts. In colors when NIBBLE_COLORS is set.
+-- Busted's output, as scripts/test shows it: each failure when it happens, as file:line, name and message; at the end
+-- each skipped spec with its reason, and the counts. In colors when NIBBLE_COLORS is set.
 --
 -- When NIBBLE_COUNTS names a file, the counts go there instead, for whoever runs the specs to read, also when they die:
 --   PASSED FAILED SKIPPED
@@ -98,7 +98,9 @@ return function(options)
     for _, text in ipairs(skips) do io.write(colored(33, "skipped "), text, "\n") end
     if counts then
       save("done")
-      for _, duration in ipairs(durations) do counts:write(("%8.3f s  %s\n"):format(duration.seconds, duration.name)) end
+      for _, duration in ipairs(durations) do
+        counts:write(("%8.3f s  %s\n"):format(duration.seconds, duration.name))
+      end
       counts:flush()
     else
       io.write(("%d passed, %d failed, %d skipped\n"):format(passed, failed, skipped))

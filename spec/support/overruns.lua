@@ -1,6 +1,6 @@
--- Scripts that never end by themselves, each in a way of its own: what Lua, its library or nibble does for long at a time. All
--- are ended at the deadline; how late each may be, sandbox_time_spec.lua knows from `bytes`: what one instruction touches, and
--- `closes`: the tensors that the end of the call closes.
+-- Scripts that never end by themselves, each in a way of its own: what Lua, its library or nibble does for long at a
+-- time. All are ended at the deadline; how late each may be, sandbox_time_spec.lua knows from `bytes`: what one
+-- instruction touches, and `closes`: the tensors that the end of the call closes.
 local M = 1 << 20
 local overruns = {
   { "a loop", "while true do end" },
@@ -28,7 +28,8 @@ local overruns = {
     while true do local x = t[key] end]] },
   { "string.find that goes back and forth", [[local s = ("a"):rep(16384) s:find(".-.-.-b") error("ended")]] },
   { "string.find with two repeats", [[local s = ("a"):rep(200000) s:find("a*b") error("ended")]] },
-  { "string.find of plain text", [[local s = ("a"):rep(500000) while true do s:find(("a"):rep(10000) .. "b", 1, true) end]] },
+  { "string.find of plain text",
+    [[local s = ("a"):rep(500000) while true do s:find(("a"):rep(10000) .. "b", 1, true) end]] },
   { "string.gsub of optional items", [[("a"):rep(50):gsub(("a?"):rep(50) .. ("a"):rep(50), "x") error("ended")]] },
   { "string.gmatch", [[for _ in ("a"):rep(10000):gmatch("(a-)-(a-)-(a-)b") do end error("ended")]] },
   { "string.match with %b", [[local s = ("("):rep(100000) while true do s:match("%b()") end]] },
@@ -69,7 +70,8 @@ local overruns = {
     local s, p = ("a"):rep(1000), "[" .. ("b"):rep(1000000) .. "]" while true do s:find(p) end]=], bytes = M },
   { "plain text that is nearly there", [[
     local s = (("a"):rep(50000) .. "b"):rep(19) while true do s:find("bc", 1, true) end]], bytes = M },
-  { "long strings as numbers", [[local s = "0x" .. ("f"):rep(900000) while true do for _ = 1, s do break end end]], bytes = M },
+  { "long strings as numbers", [[local s = "0x" .. ("f"):rep(900000) while true do for _ = 1, s do break end end]],
+    bytes = M },
   { "new strings", "local i = 0 while true do i = i + 1 local _ = 'k' .. i end" },
   { "table.move over 3e8 elements", "local t = {} while true do table.move(t, 1, 3e8, 2) end" },
   { "table.concat of a made-up length", [[
@@ -94,8 +96,10 @@ local overruns = {
     while true do next(t) end]] },
   { "tables that grow", [[while true do local t = {} for i = 1, 60000 do t[i] = i end end]] },
   -- n keys take n * n nanoseconds, about.
-  { "keys that collide", "while true do local t = {} for i = 1, 4097 do t[i * 8191] = true end end", late_us = 4096 * 4096 // 1000 },
-  { "as many keys that collide as there can be", "while true do local t = {} for i = 1, 16385 do t[i * 32767] = true end end",
+  { "keys that collide", "while true do local t = {} for i = 1, 4097 do t[i * 8191] = true end end",
+    late_us = 4096 * 4096 // 1000 },
+  { "as many keys that collide as there can be",
+    "while true do local t = {} for i = 1, 16385 do t[i * 32767] = true end end",
     late_us = 16384 * 16384 // 1000 },
   { "load of many names in deep functions", [[
     local names, p = {}, {}
@@ -126,16 +130,19 @@ local overruns = {
   { "tensor:totable", "local t = nibble.zeros(20000) while true do t:totable() end" },
   { "tables to tensors", "local t = {} for i = 1, 20000 do t[i] = i end while true do nibble.tensor(t) end" },
   { "tensor:amax", "local t = nibble.zeros(16000000) while true do t:amax() end" },
-  { "tensor:equal of a transposed one", "local t = nibble.zeros(3000, 3000) while true do t:transpose(1, 2):equal(t) end" },
+  { "tensor:equal of a transposed one",
+    "local t = nibble.zeros(3000, 3000) while true do t:transpose(1, 2):equal(t) end" },
   { "tensors printed", "local t = nibble.zeros(100, 100) while true do print(t) end" },
   { "a full queue", "local t = nibble.zeros(15000000) while true do t:fill(1) end" },
-  { "a wait", "local t = nibble.zeros(15000000) for i = 1, 200 do t:fill(i) end while true do nibble.synchronize() end" },
+  { "a wait",
+    "local t = nibble.zeros(15000000) for i = 1, 200 do t:fill(i) end while true do nibble.synchronize() end" },
   { "waits in pcall", [[
     local t = nibble.zeros(15000000) for i = 1, 200 do t:fill(i) end while true do pcall(t.item, t:view(15000000)[1]) end]] },
   { "device memory that is used up", [[
     local keep = {}
     while true do pcall(function() keep[#keep + 1] = nibble.zeros(1000000) keep[#keep]:fill(1) end) end]] },
-  { "views without end", "local t, k = nibble.zeros(4, 4), {} while true do pcall(function() k[#k + 1] = t[1] end) end" },
+  { "views without end",
+    "local t, k = nibble.zeros(4, 4), {} while true do pcall(function() k[#k + 1] = t[1] end) end" },
   { "streams without end", "local k = {} while true do pcall(function() k[#k + 1] = nibble.stream() end) end" },
   { "graphs", [[
     local t, s = nibble.zeros(4), nibble.stream()

@@ -1,5 +1,5 @@
--- Random programs of streams, events, waits, graphs and operations, and what is wrong with their order by brute force: sets of
--- everything that comes before, element by element. Nothing here knows clocks or byte ranges.
+-- Random programs of streams, events, waits, graphs and operations, and what is wrong with their order by brute force:
+-- sets of everything that comes before, element by element. Nothing here knows clocks or byte ranges.
 local programs = {}
 
 local STREAMS, TENSORS, LENGTH = 3, 3, 6

@@ -69,8 +69,8 @@ end
 
 local sanitizers = { sanitize = "-fsanitize=address,undefined", threads = "-fsanitize=thread" }
 
---- Whether the build under test has a sanitizer in it, which replaces the allocator and reserves address space: the compiler's
---- flag for it, or nil.
+--- Whether the build under test has a sanitizer in it, which replaces the allocator and reserves address space: the
+--- compiler's flag for it, or nil.
 ---@return string?
 function process.sanitized()
   return sanitizers[process.command():match("([^/]*)/[^/]*$")]

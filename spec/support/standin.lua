@@ -1,4 +1,5 @@
--- Child processes on the stand-in driver (spec/standin): a GPU for specs that takes no GPU, with calls that fail at will.
+-- Child processes on the stand-in driver (spec/standin): a GPU for specs that takes no GPU, with calls that fail at
+-- will.
 local process = require("spec.support.runtime_process")
 
 local quote = process.quote
@@ -28,13 +29,14 @@ function standin.absolute()
   return (process.run("cd " .. quote(standin.folder) .. " && pwd").stdout:gsub("%s+$", ""))
 end
 
---- Runs code on the stand-in. env: shell assignments. The result has also: log, its lines of misuse and leaks; calls and
---- failed: the driver's calls, and those that were made to fail.
+--- Runs code on the stand-in. env: shell assignments. The result has also: log, its lines of misuse and leaks; calls
+--- and failed: the driver's calls, and those that were made to fail.
 function standin.run(code, env)
   local log = os.tmpname()
   local before = ("export LD_LIBRARY_PATH=%s NIB_STANDIN_LOG=%s; unset NIBBLE_DEVICE CUDA_VISIBLE_DEVICES; %s "):format(
     quote(standin.folder), quote(log), env and "export " .. env .. ";" or "")
-  local result = process.script(("package.cpath = package.cpath .. %q; "):format(";" .. standin.folder .. "/?.so") .. code,
+  local result = process.script(("package.cpath = package.cpath .. %q; "):format(";" .. standin.folder .. "/?.so") ..
+    code,
     { before = before .. "timeout -k 5 300", command = process.command() })
   result.log = process.read(log):gsub("%d+ end: (%d+) calls, (%d+) made to fail[^\n]*\n", function(calls, failed)
     result.calls, result.failed = tonumber(calls), tonumber(failed)
@@ -52,18 +54,21 @@ function standin.assert_well(result, tidy, what)
   end
 end
 
---- Compiles spec/standin/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it must
---- end well. `env`: shell assignments. Returns why it cannot be run here, or nil and what it printed.
+--- Compiles spec/standin/NAME.c with `with` (other sources, flags, libraries) and runs it on the stand-in, where it
+--- must end well. `env`: shell assignments. Returns why it cannot be run here, or nil and what it printed.
 function standin.program(name, with, env)
   if not process.has("cc") then return "there is no C compiler (cc)" end
   local include = (os.getenv("CUDA_PATH") or "/usr/local/cuda") .. "/include"
   if not standin.is_there(include .. "/cuda.h") then return "no " .. include .. "/cuda.h (CUDA_PATH)" end
   local program = os.tmpname()
   local source = quote("spec/standin/" .. name .. ".c")
-  local built = process.run(("cd %s && cc -std=c11 -g -Wall -Wextra -isystem %s %s -o %s %s %s -lm -lpthread -ldl"):format(
-    quote(process.root), quote(include), process.sanitized() and "-fsanitize=address,undefined" or "", program, source, with))
+  local built =
+    process.run(("cd %s && cc -std=c11 -g -Wall -Wextra -isystem %s %s -o %s %s %s -lm -lpthread -ldl"):format(
+    quote(process.root), quote(include), process.sanitized() and "-fsanitize=address,undefined" or "", program, source,
+      with))
   assert.same({ status = 0, stdout = "", stderr = "" }, built)
-  local result = process.run(("unset NIB_STANDIN_LOG CUDA_VISIBLE_DEVICES; LD_LIBRARY_PATH=%s %s timeout -k 5 60 %s"):format(
+  local result =
+    process.run(("unset NIB_STANDIN_LOG CUDA_VISIBLE_DEVICES; LD_LIBRARY_PATH=%s %s timeout -k 5 60 %s"):format(
     quote(standin.folder), env or "", program))
   os.remove(program)
   assert.same({ status = 0, stderr = "" }, { status = result.status, stderr = result.stderr }, result.stdout)
@@ -92,12 +97,13 @@ standin.settle = [[
   end
 ]]
 
---- Specs: each of the calls ("*": any) that `scenario` makes fails at every count. The code defines nibble, standin, settle and the
---- function scenario(). `least`: calls that it makes at least. `env`: shell assignments.
+--- Specs: each of the calls ("*": any) that `scenario` makes fails at every count. The code defines nibble, standin,
+--- settle and the function scenario(). `least`: calls that it makes at least. `env`: shell assignments.
 function standin.it_fails_well(it, scenario, calls, least, env)
   for name, result in pairs({ CUDA_ERROR_OUT_OF_MEMORY = 2, CUDA_ERROR_UNKNOWN = 999 }) do
     for _, call in ipairs(calls) do
-      it(("(%s, %s, at every count) is an error or a detour, leaks nothing, and what follows works"):format(call, name), function()
+      it(("(%s, %s, at every count) is an error or a detour, leaks nothing, and what follows works"):format(call, name),
+        function()
         local done = standin.run(scenario .. ([[
           local call, result, least = %q, %d, %d
           local kinds = { "contexts", "modules", "functions", "pools", "graphs", "execs", "captures", "allocations", "host",

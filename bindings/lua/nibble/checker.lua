@@ -6,8 +6,9 @@
 --   for _, report in ipairs(nibble.check_reports()) do print(report.kind, report.text) end
 --   nibble.check(false)
 --
--- or `nibble --check FILE`, which ends with status 1 when there was something to report. Turn it on before the first tensor: what
--- is older counts as written and ordered. Each finding is reported once, with both operations and their lines:
+-- or `nibble --check FILE`, which ends with status 1 when there was something to report. Turn it on before the first
+-- tensor: what is older counts as written and ordered. Each finding is reported once, with both operations and their
+-- lines:
 --
 --   race            two accesses, one of them a write, that no event, wait or path in a graph orders
 --   unwritten       a read of bytes that nothing wrote
@@ -26,9 +27,10 @@
 --
 -- README.md has a table of what is seen, what is not, and what cannot be known.
 --
--- Order comes from events, streams and the host's own waits alone. The checker looks at slots, block tables, lengths and positions
--- at each call and waits for that, so that a script runs more slowly, but never differently in what is reported. Copies pass on
--- unwritten bytes without a report; kernels of your own count as reading or writing what they are given, whatever is innocent.
+-- Order comes from events, streams and the host's own waits alone. The checker looks at slots, block tables, lengths
+-- and positions at each call and waits for that, so that a script runs more slowly, but never differently in what is
+-- reported. Copies pass on unwritten bytes without a report; kernels of your own count as reading or writing what they
+-- are given, whatever is innocent.
 
 local nibble = require "nibble"
 local accesses = require "nibble.checker.accesses"
@@ -89,8 +91,8 @@ local function storage_of(storages, item)
   return storage, text
 end
 
--- `about`: {item, other}, what the operations did where they collide. A report is another one with other lines, callers or
--- parameters, or when its storage was created elsewhere.
+-- `about`: {item, other}, what the operations did where they collide. A report is another one with other lines, callers
+-- or parameters, or when its storage was created elsewhere.
 local function new_reporter(handler, storages)
   local known = {}
   return function(kind, operation, other, message, about)
@@ -105,7 +107,8 @@ local function new_reporter(handler, storages)
     if known[key] then return end
     known[key] = true
     local function public(x) return x and { name = x.name, where = x.where, callers = x.callers, replay = x.replay } end
-    local report = { kind = kind, message = message, operation = public(operation), other = public(other), storage = storage }
+    local report = { kind = kind, message = message, operation = public(operation), other = public(other),
+      storage = storage }
     if kind == "race" and about.other then report.hazard = verb(about.item) .. " after " .. verb(about.other) end
     local lines = { ("check: %s: %s"):format(kind, message), line_of(operation) }
     if other then lines[#lines + 1] = line_of(other) end
@@ -135,7 +138,8 @@ function on.work(self, o)
   local contents = {}
   for name, access in pairs(accesses.indices(o) or {}) do contents[name] = nibble.peek(access) end
   local items, facts = accesses.expand(o, contents)
-  self.run({ name = o.operation, where = o.where, callers = o.callers, point = self.clocks:work(o.stream) }, o, items, facts)
+  self.run({ name = o.operation, where = o.where, callers = o.callers, point = self.clocks:work(o.stream) }, o, items,
+    facts)
 end
 
 -- What an operation does, outside of graphs and in them.
@@ -246,13 +250,14 @@ local function start(handler, place)
   end, "nibble.checker")
 end
 
---- nibble.check: true turns it on anew, without reports; a function too, which gets each report; false turns it off, and the
---- reports stay.
+--- nibble.check: true turns it on anew, without reports; a function too, which gets each report; false turns it off,
+--- and the reports stay.
 ---@param what boolean|fun(report: nibble.report)
 ---@param place fun(): string?, string?  nibble.check's own
 function checker.check(what, place)
   if type(what) ~= "boolean" and type(what) ~= "function" then
-    error(("check: mode: expected true, false or a function, got %s"):format(what == nil and "nothing" or tostring(what)), 2)
+    error(("check: mode: expected true, false or a function, got %s"):format(what == nil and "nothing"
+      or tostring(what)), 2)
   end
   if active then stop() end
   if what then start(type(what) == "function" and what or print_report, place) end
@@ -266,8 +271,8 @@ function checker.reports()
   return table.move(reports, 1, #reports, 1, {}), table.move(unseen, 1, #unseen, 1, {})
 end
 
---- What `nibble --check` does first: an exit status of 0 becomes 1 when there are reports, also by os.exit. Returns a function
---- for the end of the script, which gives that status.
+--- What `nibble --check` does first: an exit status of 0 becomes 1 when there are reports, also by os.exit. Returns a
+--- function for the end of the script, which gives that status.
 ---@return fun(status: integer): integer
 function checker.command()
   local exit = os.exit

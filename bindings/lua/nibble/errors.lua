@@ -14,7 +14,8 @@ local errors = {}
 
 local MOST_TOKENS = 512 -- of the map
 
--- One side of a layer: the error of each of its elements, in half steps of E2M1 at its block's scale, is added to `all`.
+-- One side of a layer: the error of each of its elements, in half steps of E2M1 at its block's scale, is added to
+-- `all`.
 local function measure_side(cache, layer, i, source, all)
   local heads, dim, g = cache.heads, cache.dims[i], layer.scales[i]
   local tokens, blocks = {}, dim // 16
@@ -47,7 +48,8 @@ end
 
 ---@class nibble.errors
 ---@field list table[]     {layer, kv = "K" or "V", heads = nibble.head_errors[], map = {first_token, values}}: values[head]
----                        [token][block] are rms errors in percent of the block's inputs, of the first 512 tokens (empty: unused)
+---                        [token][block] are rms errors in percent of the block's inputs, of the first 512 tokens
+---                        (empty: unused)
 ---@field histogram {low: number, high: number, counts: integer[]}  of all errors in half steps
 ---@field ratios number[]
 ---@field fine boolean     whether all are within the bound
@@ -87,7 +89,8 @@ end
 ---@param all nibble.errors
 ---@return string
 function errors.text(all)
-  local title = "quantization error: the largest, in half steps of E2M1 at the block's scale (bound: 1); rms relative to the input's"
+  local title = "quantization error: the largest, in half steps of E2M1 at the block's scale (bound: 1); "
+    .. "rms relative to the input's"
   local lines, titles, most = { title }, {}, 0
   for _, side in ipairs(all.list) do most = math.max(most, #side.heads) end
   for h = 1, math.min(most, 4) do titles[h] = ("%15s"):format("head " .. h - 1) end
@@ -101,7 +104,9 @@ function errors.text(all)
     end
   end
   lines[#lines + 1] = show.histogram(all.ratios, { bins = 12, low = -1, high = 1, title = "errors, in half steps" })
-  if all.underflow > 0 then lines[#lines + 1] = ("  %d elements have a subnormal scale and no bound"):format(all.underflow) end
+  if all.underflow > 0 then
+    lines[#lines + 1] = ("  %d elements have a subnormal scale and no bound"):format(all.underflow)
+  end
   return table.concat(lines, "\n")
 end
 

@@ -1,8 +1,10 @@
 --- How one value of a cache was made, and how far what is stored is from its inputs.
 --
---   nibble.explain(pool, { slot = 5, head = 1, dim = 17, global_scale = g, input = row })       -- prints it (explain.value)
+--   nibble.explain(pool, { slot = 5, head = 1, dim = 17, global_scale = g, input = row })       -- prints it
+--                                                                                               (explain.value)
 --   nibble.explain(pool, { kv = "V", page = 2, entry = 1, head = 1, dim = 17, interleaved = true })
---   nibble.explain(records, { slot = 5, dim = 460 })                                            -- DeepSeek-V4's records
+--   nibble.explain(records, { slot = 5, dim = 460 })                                            -- DeepSeek-V4's
+--                                                                                               records
 --
 --   local head = explain.head()              -- the error of many blocks of a head
 --   local rms = head:add(inputs, codes, scale_byte, g)   -- of a block of 16, in percent of its inputs
@@ -16,7 +18,8 @@ local half_step = require("nibble.show").half_step
 local explain = {}
 
 local function fail(parameter, expected, got)
-  error(("explain: %s: expected %s, got %s"):format(parameter, expected, type(got) == "table" and "a table" or numbers.text(got)), 0)
+  error(("explain: %s: expected %s, got %s"):format(parameter, expected, type(got) == "table" and "a table"
+    or numbers.text(got)), 0)
 end
 
 local function index(opts, name, count, default)
@@ -51,7 +54,8 @@ function explain.head(ratios)
   }, head)
 end
 
---- A block: 16 inputs, codes, the scale byte and the global scale. Returns its rms error in percent of the rms of its inputs.
+--- A block: 16 inputs, codes, the scale byte and the global scale. Returns its rms error in percent of the rms of its
+--- inputs.
 ---@param inputs number[]
 ---@param codes integer[]
 ---@param scale_byte integer
@@ -135,9 +139,11 @@ local function block_inputs(input, dim, heads, head_index, block)
     end
   end
   flatten(is_tensor(input) and input:totable() or input)
-  local from = #list == 16 and 0 or #list == dim and block * 16 or #list == dim * heads and head_index * dim + block * 16
+  local from = #list == 16 and 0 or #list == dim and block * 16 or #list == dim * heads
+    and head_index * dim + block * 16
   if not from then
-    fail("input", ("16 numbers (the block), %d (the head's row) or %d (the token's row)"):format(dim, dim * heads), #list .. " numbers")
+    fail("input", ("16 numbers (the block), %d (the head's row) or %d (the token's row)"):format(dim, dim * heads),
+      #list .. " numbers")
   end
   return table.move(list, from + 1, from + 16, 1, {}), list
 end
@@ -178,7 +184,8 @@ local function describe(f, inputs, divisor, nan_code)
     local unit = numbers.f32(f.scale * f.global_scale)
     local inverse = amax > 0 and unit > 0 and numbers.f32(1 / unit) or 0
     local product, wanted = numbers.f32(f.input * inverse), wanted_codes[f.element + 1]
-    say("code", "%s * %s = %s, to the nearest E2M1: %X = %s%s", word(f.input), word(inverse), word(product), f.code, word(f.value),
+    say("code", "%s * %s = %s, to the nearest E2M1: %X = %s%s", word(f.input), word(inverse), word(product), f.code,
+      word(f.value),
       wanted ~= f.code and (" IS STORED, BUT %X = %s IS NEAREST"):format(wanted, word(numbers.e2m1[wanted])) or "")
     f.as_stored = wanted_byte == f.scale_byte and wanted == f.code
   else
@@ -189,14 +196,16 @@ local function describe(f, inputs, divisor, nan_code)
     if f.has_global then say("global scale", "%s", word(f.global_scale)) end
     say("code", "%X = %s", f.code, word(f.value))
   end
-  say("decoded", "%s * %s%s = %s", word(f.value), word(f.scale), f.has_global and " * " .. word(f.global_scale) or "", word(f.decoded))
+  say("decoded", "%s * %s%s = %s", word(f.value), word(f.scale), f.has_global and " * " .. word(f.global_scale) or "",
+    word(f.decoded))
   if inputs then
     f.error = f.decoded - f.input
     local unit = f.scale * f.global_scale
     local steps = unit > 0 and f.error / (half_step(f.input / unit) * unit)
     say("error", "%s%s", word(f.error), steps and numbers.format(" (%.3f half steps of E2M1)", steps) or "")
   end
-  say("code's place", "byte %d of storage %d (%s): 0x%02X, its %s nibble", f.code_place.byte, f.code_place.storage, f.code_where,
+  say("code's place", "byte %d of storage %d (%s): 0x%02X, its %s nibble", f.code_place.byte, f.code_place.storage,
+    f.code_where,
     f.code_byte, f.element % 2 == 0 and "low" or "high")
   say("scale's place", "byte %d of storage %d (%s)", f.scale_place.byte, f.scale_place.storage, f.scale_where)
   return table.concat(lines, "\n")
@@ -230,7 +239,8 @@ local function paged(cache, opts)
   local row, column = f.entry, f.block
   if opts.interleaved then
     if side ~= "V" or dims % 64 ~= 0 or page_size % 4 ~= 0 then
-      fail("interleaved", "V, head_dim a multiple of 64 and page_size of 4", ("%s, %d and %d"):format(side, dims, page_size))
+      fail("interleaved", "V, head_dim a multiple of 64 and page_size of 4",
+        ("%s, %d and %d"):format(side, dims, page_size))
     end
     row, column = interleave(f.entry, f.block, dims // 16)
   end
@@ -242,7 +252,8 @@ local function paged(cache, opts)
   f.code_where = where:format(f.page, f.entry, f.head, f.dim // 2)
   f.scale_where = where:format(f.page, row, f.head, column) .. (opts.interleaved and ", interleaved" or "")
   local inputs = opts.input and block_inputs(opts.input, dims, heads, f.head, f.block)
-  local title = ("%s of slot %d (page %d, entry %d), head %d, dimension %d (block %d, element %d), %s"):format(side, f.slot, f.page,
+  local title = ("%s of slot %d (page %d, entry %d), head %d, dimension %d (block %d, element %d), %s"):format(side,
+    f.slot, f.page,
     f.entry, f.head, f.dim, f.block, f.element, kv_layout)
   return title .. "\n" .. describe(f, inputs, ("(6 * %s)"):format(word(f.global_scale))), f
 end
@@ -261,20 +272,25 @@ local function rope(f, bytes, row, opts)
     local pair, odd = (f.dim - NOPE) // 2, f.dim % 2 == 1
     local even_x, odd_x = row[NOPE + 2 * pair + 1], row[NOPE + 2 * pair + 2]
     f.input = odd and odd_x or even_x
-    say("input", "%s, in the pair (%s, %s) of dimensions %d and %d", word(f.input), word(even_x), word(odd_x), NOPE + 2 * pair,
+    say("input", "%s, in the pair (%s, %s) of dimensions %d and %d", word(f.input), word(even_x), word(odd_x),
+      NOPE + 2 * pair,
       NOPE + 2 * pair + 1)
     if opts.position ~= nil and opts.cos_sin_cache ~= nil then
       local angles = opts.cos_sin_cache:select(1, index(opts, "position", opts.cos_sin_cache.shape[1]) + 1)
       local c, s = angles[pair + 1], angles[32 + pair + 1]
-      local turned = odd and numbers.fma(even_x, s, numbers.f32(odd_x * c)) or numbers.fma(even_x, c, -numbers.f32(odd_x * s))
+      local turned = odd and numbers.fma(even_x, s, numbers.f32(odd_x * c))
+        or numbers.fma(even_x, c, -numbers.f32(odd_x * s))
       local rounded = numbers.decode(numbers.encode(turned, "bfloat16"), "bfloat16")
-      say("rotation", "position %d: cos %s, sin %s give %s, to the nearest bfloat16: %s", opts.position, word(c), word(s), word(turned),
+      say("rotation", "position %d: cos %s, sin %s give %s, to the nearest bfloat16: %s", opts.position, word(c),
+        word(s), word(turned),
         word(rounded))
       f.rotated = rounded
     end
   end
-  say("stored", "0x%04X = %s%s", bits, word(f.decoded), f.rotated and f.rotated ~= f.decoded and " WHICH IS ANOTHER VALUE" or "")
-  say("place", "bytes %d and %d of storage %d (%s)", f.code_place.byte, f.code_place.byte + 1, f.code_place.storage, f.code_where)
+  say("stored", "0x%04X = %s%s", bits, word(f.decoded), f.rotated and f.rotated ~= f.decoded
+    and " WHICH IS ANOTHER VALUE" or "")
+  say("place", "bytes %d and %d of storage %d (%s)", f.code_place.byte, f.code_place.byte + 1, f.code_place.storage,
+    f.code_where)
   return table.concat(lines, "\n")
 end
 
@@ -332,9 +348,10 @@ end
 
 local OPTIONS = " slot page entry head dim kv sf kv_layout interleaved global_scale input position cos_sin_cache "
 
---- How a value of a cache came about, in words, and the same as fields: page, entry, slot, head, dim, block, element, scale_byte,
---- scale, global_scale, codes, code, value, decoded, code_place and scale_place {storage, byte}; with an input also input,
---- block_maximum, error, as_stored (whether code and scale are what the input gives). Waits for what writes the cache.
+--- How a value of a cache came about, in words, and the same as fields: page, entry, slot, head, dim, block, element,
+--- scale_byte, scale, global_scale, codes, code, value, decoded, code_place and scale_place {storage, byte}; with an
+--- input also input, block_maximum, error, as_stored (whether code and scale are what the input gives). Waits for what
+--- writes the cache.
 ---@param cache nibble.caches|nibble.cache|nibble.tensor  of pages.caches; data alone (with `sf`); or DeepSeek-V4's records
 ---@param opts nibble.explain_options
 ---@return string text

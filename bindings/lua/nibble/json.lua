@@ -3,9 +3,10 @@
 --   json.encode({ a = { 1, 2.5 }, b = json.null, c = json.list {} })   -- '{"a":[1,2.5],"b":null,"c":[]}'
 --   local value, message = json.decode(text)                           -- nil, message for what is no JSON
 --
--- Integers keep their 64 bits. A table with an element 1 is an array (all of its keys must be 1..#t), as is one that json.list made;
--- any other is an object, whose keys must be strings; they are written in their order. Numbers that JSON does not have (NaN,
--- infinities) are errors. Read: objects and arrays as tables, arrays with json.list's metatable, null as json.null.
+-- Integers keep their 64 bits. A table with an element 1 is an array (all of its keys must be 1..#t), as is one that
+-- json.list made; any other is an object, whose keys must be strings; they are written in their order. Numbers that
+-- JSON does not have (NaN, infinities) are errors. Read: objects and arrays as tables, arrays with json.list's
+-- metatable, null as json.null.
 
 local numbers = require "nibble.numbers"
 
@@ -22,7 +23,8 @@ function json.list(t) return setmetatable(t, list_class) end
 
 ------------------------------------------------------------------------------------------------------------- writing
 
-local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\b"] = "\\b", ["\f"] = "\\f", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
+local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\b"] = "\\b", ["\f"] = "\\f", ["\n"] = "\\n", ["\r"] = "\\r",
+  ["\t"] = "\\t" }
 
 local function encode_string(text)
   if not utf8.len(text) then error("json.encode: value: expected UTF-8, got other bytes in a string", 0) end
@@ -47,7 +49,9 @@ local function encode_table(t, out, depth)
   end
   local keys = {}
   for key in pairs(t) do
-    if type(key) ~= "string" then error("json.encode: value: expected an object of string keys, got a key of type " .. type(key), 0) end
+    if type(key) ~= "string" then
+      error("json.encode: value: expected an object of string keys, got a key of type " .. type(key), 0)
+    end
     keys[#keys + 1] = key
   end
   table.sort(keys)
@@ -70,7 +74,9 @@ function encode_value(value, out, depth)
   elseif kind == "boolean" or math.type(value) == "integer" then
     out[#out + 1] = tostring(value)
   elseif kind == "number" then
-    if value ~= value or math.abs(value) == math.huge then error("json.encode: value: expected a number of JSON, got " .. value, 0) end
+    if value ~= value or math.abs(value) == math.huge then
+      error("json.encode: value: expected a number of JSON, got " .. value, 0)
+    end
     local text = numbers.format("%.15g", value)
     if tonumber(text) ~= value then text = numbers.format("%.17g", value) end
     out[#out + 1] = text:find("[.e]") and text or text .. ".0" -- a float stays one
@@ -216,7 +222,8 @@ function json.decode(text)
     error(value, 0)
   end
   local got = text:sub(value.at, value.at + 15):gsub("%c", "?")
-  return nil, ("no JSON: expected %s at byte %d, got %s"):format(value.expected, value.at, got == "" and "the end" or '"' .. got .. '"')
+  return nil, ("no JSON: expected %s at byte %d, got %s"):format(value.expected, value.at, got == "" and "the end"
+    or '"' .. got .. '"')
 end
 
 return json

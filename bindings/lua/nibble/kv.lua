@@ -1,7 +1,8 @@
---- A scenario's paged KV cache: pages and pools of one or more layers, requests that know their text, the tensors that graphs read,
---- and a ledger of every byte.
+--- A scenario's paged KV cache: pages and pools of one or more layers, requests that know their text, the tensors that
+--- graphs read, and a ledger of every byte.
 --
---   local cache = run:cache { num_pages = 32, page_size = 16, num_kv_heads = 2, head_dim = 64, batch = 4, max_len = 96 }
+--   local cache = run:cache { num_pages = 32, page_size = 16, num_kv_heads = 2, head_dim = 64, batch = 4, max_len = 96
+--   }
 --   local request = cache:admit(20)     -- 20 tokens of text have got their slots
 --   cache:flush()                       -- their K and V are appended now, without a graph
 --   cache:extend(request, 1)            -- one more token
@@ -11,9 +12,9 @@
 --     cache:dequantize()
 --   end)
 --
--- A request is one of nibble.pages with a text: text[i] is the token at position i-1, a row of the layers' sources. What a request
--- reads back must be its text, whatever its pages went through. `append`, `dequantize` and `materialize` also keep the ledger; in
--- a capture they do that at each replay, with the inputs that are loaded then.
+-- A request is one of nibble.pages with a text: text[i] is the token at position i-1, a row of the layers' sources.
+-- What a request reads back must be its text, whatever its pages went through. `append`, `dequantize` and `materialize`
+-- also keep the ledger; in a capture they do that at each replay, with the inputs that are loaded then.
 
 local nibble = require "nibble"
 local ledger = require "nibble.ledger"
@@ -44,7 +45,8 @@ local FILL = 0xA5 -- every byte of a pool that nothing has written, so that a by
 ---@field page_layout? nibble.page_layout  default "sequential"
 ---@field reserved? integer       pages never handed out, default 1: page 0, where stray padding would land
 ---@field pool? fun(): nibble.caches       makes a layer's pools otherwise than pages.caches does, any strides, each byte FILL (0xA5);
----                                        with `stacked` = {paged_kv_cache, kv_cache_sf}, operations get these 5-D tensors
+---                                        with `stacked` = {paged_kv_cache, kv_cache_sf}, operations get these 5-D
+---                                        tensors
 ---@field device? string          default: the run's
 ---@field materialize? boolean    also V's interleaved scales and an E4M3 copy (head_dim % 64 == 0, page_size % 4 == 0)
 
@@ -60,10 +62,13 @@ local FILL = 0xA5 -- every byte of a pool that nothing has written, so that a by
 local kv = {}
 kv.__index = kv
 
-local OPTIONS = " name num_pages page_size num_kv_heads head_dim v_head_dim dtype tokens source batch max_len rows kv_layout " ..
+local OPTIONS =
+  " name num_pages page_size num_kv_heads head_dim v_head_dim dtype tokens source batch max_len rows kv_layout " ..
   "page_padding sf_page_padding page_layout reserved materialize pool device "
 
-local function fail(parameter, expected, got) error(("%s: expected %s, got %s"):format(parameter, expected, numbers.text(got)), 0) end
+local function fail(parameter, expected, got)
+  error(("%s: expected %s, got %s"):format(parameter, expected, numbers.text(got)), 0)
+end
 
 ---------------------------------------------------------------------------------------------------------------- made
 
@@ -98,8 +103,8 @@ local function make_layer(self, opts, source)
     layer.out[i] = nibble.full({ self.batch, self.max_len, self.heads, self.dims[i] }, -1,
       { dtype = self.dtype, device = self.device })
     layer.bytes[i] = source[i]:bytes()
-    -- The global scale that puts the largest input on 448, the largest E4M3 number: the copy in E4M3 does not saturate. A graph
-    -- reads it from the device, an eager run gets a number: both must come to the same.
+    -- The global scale that puts the largest input on 448, the largest E4M3 number: the copy in E4M3 does not saturate.
+    -- A graph reads it from the device, an eager run gets a number: both must come to the same.
     local amax = source[i]:amax()
     local g = reference.f32((amax > 0 and amax or 1) / 448)
     layer.scales[i] = g
@@ -125,7 +130,8 @@ local function watch(self, run, layer, source)
     images.out[i] = run:watch(prefix .. name .. " dequantized", layer.out[i], places.out(self, dim))
   end
   if self.with_copy then
-    images.interleaved = run:watch(prefix .. "V scales interleaved", layer.interleaved, places.interleaved(self, self.dims[1]))
+    images.interleaved = run:watch(prefix .. "V scales interleaved", layer.interleaved,
+      places.interleaved(self, self.dims[1]))
     images.fp8 = run:watch(prefix .. "E4M3 copy", layer.fp8, places.fp8(self, self.dims[1]))
   end
   if run.eager then return end
@@ -155,7 +161,8 @@ function kv.new(run, opts)
   local self = setmetatable({
     run = run, device = opts.device or run.device, source = source, name = opts.name or "cache",
     heads = k.shape[2], dims = { k.shape[3], v.shape[3] }, dtype = k.dtype, tokens = k.shape[1],
-    kv_layout = opts.kv_layout or "NHD", reserved = opts.reserved or 1, page_size = opts.page_size, num_pages = opts.num_pages,
+    kv_layout = opts.kv_layout or "NHD", reserved = opts.reserved or 1, page_size = opts.page_size,
+      num_pages = opts.num_pages,
     batch = opts.batch, max_len = opts.max_len, rows = opts.rows or opts.batch, with_copy = opts.materialize or false,
     live = {}, layers = {}, count = 0,
     pending = {},    -- {slot, token} that wait for `load` or `flush`
@@ -185,7 +192,9 @@ end
 local function text_of(self, where, what)
   local text = type(what) == "table" and what or {}
   if text ~= what then
-    if math.type(what) ~= "integer" or what < 0 then fail(where .. ": what", "a number of tokens or a text (a list of them)", what) end
+    if math.type(what) ~= "integer" or what < 0 then
+      fail(where .. ": what", "a number of tokens or a text (a list of them)", what)
+    end
     for i = 1, what do text[i] = self.run.random(self.tokens) end
   end
   for _, token in ipairs(text) do
@@ -210,8 +219,8 @@ local function born(self, request)
   return request
 end
 
---- A new request with a text: a list of tokens, or how many random ones. They wait for `load` or `flush`. `nil, message` when
---- there are not enough pages.
+--- A new request with a text: a list of tokens, or how many random ones. They wait for `load` or `flush`. `nil,
+--- message` when there are not enough pages.
 ---@param what integer|integer[]
 ---@param opts? {queue?: boolean}  false: the tokens get into their slots by other means than an append (see `placed`)
 ---@return nibble.request?
@@ -229,8 +238,8 @@ function kv:admit(what, opts)
   return request
 end
 
---- More tokens at a request's end. A page that it shares is copied before, on the current stream. `false, message` when there are
---- not enough pages.
+--- More tokens at a request's end. A page that it shares is copied before, on the current stream. `false, message` when
+--- there are not enough pages.
 ---@param request nibble.request
 ---@param what integer|integer[]
 ---@return boolean
@@ -254,7 +263,9 @@ function kv:copy_page(copy)
     end
   end
   local moved = 0
-  for i = 1, 2 do moved = moved + 2 * copy.entries * self.heads * (self.dims[i] // 2 + self.dims[i] // 16) * #self.layers end
+  for i = 1, 2 do
+    moved = moved + 2 * copy.entries * self.heads * (self.dims[i] // 2 + self.dims[i] // 16) * #self.layers
+  end
   self.run:timed("page copies", function()
     for _, layer in ipairs(self.layers) do pages.copy(layer.pool, { copy }) end
   end)
@@ -317,7 +328,8 @@ local function rows_tensor(self, layer, i, tokens, size, device)
   for r = 1, size do
     rows[r] = tokens[r] and layer.bytes[i]:sub(tokens[r] * row_size + 1, (tokens[r] + 1) * row_size) or padding
   end
-  return nibble.from_bytes(table.concat(rows), { size, self.heads, self.dims[i] }, { dtype = self.dtype, device = device })
+  return nibble.from_bytes(table.concat(rows), { size, self.heads, self.dims[i] },
+    { dtype = self.dtype, device = device })
 end
 
 local function take_pending(self)
@@ -327,18 +339,22 @@ local function take_pending(self)
   return slots, tokens
 end
 
---- Fills the tensors that graphs read: the tokens that wait, with their slots, and the tables and lengths of `requests` (default: all
---- that live). What is left over is padding: slots and pages -1, lengths 0.
+--- Fills the tensors that graphs read: the tokens that wait, with their slots, and the tables and lengths of `requests`
+--- (default: all that live). What is left over is padding: slots and pages -1, lengths 0.
 ---@param requests? nibble.request[]
 function kv:load(requests)
   requests = requests or self.live
   if #self.pending > self.rows then
-    fail("cache:load: rows", ("at least the %d tokens that wait (flush appends them without a graph)"):format(#self.pending), self.rows)
+    fail("cache:load: rows", ("at least the %d tokens that wait (flush appends them without a graph)"):format(
+      #self.pending), self.rows)
   end
-  if #requests > self.batch then fail("cache:load: batch", ("at least the %d requests"):format(#requests), self.batch) end
+  if #requests > self.batch then
+    fail("cache:load: batch", ("at least the %d requests"):format(#requests), self.batch)
+  end
   for _, request in ipairs(requests) do
     if #request.pages > self.max_pages then
-      fail("cache:load: max_len", ("at least the %d tokens of request %d"):format(request.length, request.id), self.max_len)
+      fail("cache:load: max_len", ("at least the %d tokens of request %d"):format(request.length, request.id),
+        self.max_len)
     end
   end
   -- The batch's own padding, which must point nowhere; what waits takes its first slots.
@@ -353,7 +369,8 @@ function kv:load(requests)
   table.move(slots, 1, #slots, 1, batch.slot_mapping)
   local host, moved, rows = pages.tensors(batch, { device = "cpu" }), 0, {}
   for l, layer in ipairs(self.layers) do
-    rows[l] = { rows_tensor(self, layer, 1, tokens, self.rows, "cpu"), rows_tensor(self, layer, 2, tokens, self.rows, "cpu") }
+    rows[l] = { rows_tensor(self, layer, 1, tokens, self.rows, "cpu"),
+      rows_tensor(self, layer, 2, tokens, self.rows, "cpu") }
     moved = moved + 2 * self.rows * self.heads * (self.dims[1] + self.dims[2]) * 2
   end
   self.run:timed("new inputs into the static tensors", function()
@@ -381,7 +398,8 @@ local function token_bytes(self, count)
   return tokens * dims * 2, tokens * (dims // 2 + dims // 16)
 end
 
--- One append of K and V; two where their head dimensions differ: the halves of K's rows as K and V of one, those of V's of the other.
+-- One append of K and V; two where their head dimensions differ: the halves of K's rows as K and V of one, those of V's
+-- of the other.
 local function append_rows(self, layer, k, v, slots)
   local data, sf, g = layer.pool.paged_kv_cache, layer.pool.kv_cache_sf, { layer.k_scale, layer.v_scale }
   if self.run.eager then g = layer.scales end
@@ -400,8 +418,8 @@ local function append_rows(self, layer, k, v, slots)
   end
 end
 
---- The global scales as graphs read them: the layers' own, or `hidden` behind others that are wrong. What a graph does with a scale
---- it has to do at its replay, whatever was there while it was captured.
+--- The global scales as graphs read them: the layers' own, or `hidden` behind others that are wrong. What a graph does
+--- with a scale it has to do at its replay, whatever was there while it was captured.
 ---@param hidden boolean
 function kv:hide_scales(hidden)
   for _, layer in ipairs(self.layers) do
@@ -415,7 +433,8 @@ end
 function kv:append(rows)
   rows = rows or self.rows
   for _, layer in ipairs(self.layers) do
-    append_rows(self, layer, layer.key:narrow(1, 1, rows), layer.value:narrow(1, 1, rows), self.slot_mapping:narrow(1, 1, rows))
+    append_rows(self, layer, layer.key:narrow(1, 1, rows), layer.value:narrow(1, 1, rows),
+      self.slot_mapping:narrow(1, 1, rows))
   end
   self.run:effect({ op = "append", cache = self.name, bytes = function()
     local values, packed = token_bytes(self, math.min(rows, #self.loaded.slots))
@@ -435,7 +454,8 @@ function kv:flush()
   local slot_tensor = nibble.tensor(mapping, { dtype = "int32", device = self.device })
   local values, packed = token_bytes(self, #tokens)
   for l, layer in ipairs(self.layers) do
-    local k, v = rows_tensor(self, layer, 1, tokens, size, self.device), rows_tensor(self, layer, 2, tokens, size, self.device)
+    local k, v = rows_tensor(self, layer, 1, tokens, size, self.device),
+      rows_tensor(self, layer, 2, tokens, size, self.device)
     self.run:timed("prefill (append)", function() append_rows(self, layer, k, v, slot_tensor) end,
       l == 1 and values + packed or 0)
   end
@@ -489,9 +509,11 @@ function kv:materialize(rows)
   for l, layer in ipairs(self.layers) do
     local data, sf = layer.pool.paged_kv_cache, layer.pool.kv_cache_sf
     nibble.quantization.swizzle_v_scales(sf[2], self.kv_layout, { out = layer.interleaved })
-    local _, tables = nibble.quantization.nvfp4_kv_materialize_fp8(hnd(self, data[1]), hnd(self, data[2]), hnd(self, sf[1]),
+    local _, tables = nibble.quantization.nvfp4_kv_materialize_fp8(hnd(self, data[1]), hnd(self, data[2]),
+      hnd(self, sf[1]),
       hnd(self, layer.interleaved), first(self.block_tables), first(self.seq_lens), self.max_len,
-      { out = layer.fp8, kv_page_indptr = first(self.kv_page_indptr, rows + 1), num_pages = self.batch * self.max_pages })
+      { out = layer.fp8, kv_page_indptr = first(self.kv_page_indptr, rows + 1),
+        num_pages = self.batch * self.max_pages })
     made[l] = tables
   end
   self.run:effect({ op = "materialize", cache = self.name, bytes = function()
@@ -553,7 +575,8 @@ end
 function kv:expect_copy(layer, rows)
   local images, blocks = layer.images, self.dims[1] // 16
   local size, plane = self.page_size * self.heads * blocks, self.page_size * self.heads * self.dims[1]
-  local shape = self.kv_layout == "HND" and { 1, self.heads, self.page_size, blocks } or { 1, self.page_size, self.heads, blocks }
+  local shape = self.kv_layout == "HND" and { 1, self.heads, self.page_size, blocks }
+    or { 1, self.page_size, self.heads, blocks }
   local linear = images.sf[2]:settle()
   images.interleaved:settle()
   images.fp8:settle()
@@ -582,15 +605,16 @@ function kv:check_tables()
       for j, page in ipairs(row) do
         local want = request and request.pages[j] and self.loaded.kv_page_indptr[b] + j or 0
         if page ~= want then
-          return ("%s fp8_block_tables: row %d, column %d: got %d, expected %d"):format(layer.name, b - 1, j - 1, page, want)
+          return ("%s fp8_block_tables: row %d, column %d: got %d, expected %d"):format(layer.name, b - 1, j - 1, page,
+            want)
         end
       end
     end
   end
 end
 
---- Once more at the end, where the last thing that happened to the cache was to be read: whole operations by the reference, on what
---- the caches, tables and lengths hold on the device.
+--- Once more at the end, where the last thing that happened to the cache was to be read: whole operations by the
+--- reference, on what the caches, tables and lengths hold on the device.
 ---@return string? difference
 function kv:check_whole()
   for _, layer in ipairs(self.layers) do
@@ -599,7 +623,8 @@ function kv:check_whole()
     if self.read then
       local out = { first(layer.out[1], self.read), first(layer.out[2], self.read) }
       local values = reference.dequantize {
-        paged_kv_cache = data, kv_cache_sf = sf, kv_layout = self.kv_layout, k_scale = layer.k_scale, v_scale = layer.v_scale,
+        paged_kv_cache = data, kv_cache_sf = sf, kv_layout = self.kv_layout, k_scale = layer.k_scale,
+          v_scale = layer.v_scale,
         block_tables = first(self.block_tables, self.read), seq_lens = first(self.seq_lens, self.read),
         output_k = out[1], output_v = out[2],
       }

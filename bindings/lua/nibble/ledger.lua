@@ -1,14 +1,17 @@
---- A ledger of memory: what every byte of some tensors must be, kept by nibble.reference while a device works, and where a byte
+--- A ledger of memory: what every byte of some tensors must be, kept by nibble.reference while a device works, and
+--- where a byte
 -- that differs lies. nibble.kv keeps one for each cache of a scenario.
 --
 --   local ledger = require "nibble.ledger"
 --   local image = ledger.image("K cache", tensor, where)   -- the bytes as they are now
 --   image:put(offset, bytes)                               -- what was written since
---   image:difference()                                     -- nil, or the first byte of the tensor that is not the image's, in words
---   local rows = ledger.rows(source, scale)                -- rows[token]: what append, dequantize, materialize make of each row
+--   image:difference()                                     -- nil, or the first byte of the tensor that is not the
+--                                                          image's, in words
+--   local rows = ledger.rows(source, scale)                -- rows[token]: what append, dequantize, materialize make of
+--                                                          each row
 --
--- Each input row becomes the same bytes wherever it is put: the reference works once on each, and the rules of slots, block
--- tables and layouts say where they go. Offsets, pages, entries, heads and dimensions count from 0.
+-- Each input row becomes the same bytes wherever it is put: the reference works once on each, and the rules of slots,
+-- block tables and layouts say where they go. Offsets, pages, entries, heads and dimensions count from 0.
 
 local reference = require "nibble.reference"
 
@@ -25,20 +28,22 @@ local function plain(dtype, shape, bytes) return { dtype = dtype, shape = shape,
 local image = {}
 image.__index = image
 
---- An image of a tensor. `where(offset, got, wanted)` says in words which element the byte at an offset belongs to; the default
---- names its index.
+--- An image of a tensor. `where(offset, got, wanted)` says in words which element the byte at an offset belongs to; the
+--- default names its index.
 ---@param name string
 ---@param tensor nibble.tensor
 ---@param where? fun(offset: integer, got: integer, wanted: integer): string
 ---@return nibble.image
 function ledger.image(name, tensor, where)
   return setmetatable({
-    name = name, tensor = tensor, where = where or ledger.index_of(tensor), compared = 0, bytes = tensor:bytes(), writes = {},
+    name = name, tensor = tensor, where = where or ledger.index_of(tensor), compared = 0, bytes = tensor:bytes(),
+      writes = {},
     offsets = {},
   }, image)
 end
 
---- The bytes from an offset on become these. Until `settle`, two writes must either not overlap or be of one place and size.
+--- The bytes from an offset on become these. Until `settle`, two writes must either not overlap or be of one place and
+--- size.
 ---@param offset integer
 ---@param bytes string
 function image:put(offset, bytes)
@@ -96,7 +101,8 @@ function ledger.difference(name, got, wanted, where, whose)
   if #got ~= #wanted then return ("%s: %d bytes, %s has %d"):format(name, #got, whose, #wanted) end
   local offset = first_difference(got, wanted)
   local a, b = got:byte(offset + 1), wanted:byte(offset + 1)
-  return ("%s: %s: got 0x%02X, %s has 0x%02X (byte %d of the tensor)"):format(name, where(offset, a, b), a, whose, b, offset)
+  return ("%s: %s: got 0x%02X, %s has 0x%02X (byte %d of the tensor)"):format(name, where(offset, a, b), a, whose, b,
+    offset)
 end
 
 --- Compares the tensor with its image.
@@ -131,8 +137,8 @@ end
 
 --------------------------------------------------------------------------------------------------------------- places
 
--- For each kind of tensor of a nibble.kv cache: a function that says in words the page, entry, head and dimension that a byte
--- belongs to. 16 elements that share a scale are named by their first.
+-- For each kind of tensor of a nibble.kv cache: a function that says in words the page, entry, head and dimension that
+-- a byte belongs to. 16 elements that share a scale are named by their first.
 local places = {}
 ledger.places = places
 
@@ -153,7 +159,9 @@ local element = "page %d, entry %d, head %d, dimension %d"
 local function in_pool(cache, stride, size, dimension)
   return function(offset, got, wanted)
     local page, rest = offset // stride, offset % stride
-    if rest >= cache.page_size * cache.heads * size then return ("page %d, byte %d, which is padding"):format(page, rest) end
+    if rest >= cache.page_size * cache.heads * size then
+      return ("page %d, byte %d, which is padding"):format(page, rest)
+    end
     local entry, head = entry_and_head(cache, rest // size)
     return element:format(page, entry, head, dimension(rest % size, got ~ wanted))
   end
@@ -182,7 +190,8 @@ function places.out(cache, dim)
     local vector = offset // 2 // dim
     local row = vector // cache.heads // cache.max_len
     local request = cache.loaded.requests[row + 1]
-    return ("row %d (%s), position %d, head %d, dimension %d"):format(row, request and "request " .. request.id or "padding",
+    return ("row %d (%s), position %d, head %d, dimension %d"):format(row, request and "request " .. request.id
+      or "padding",
       vector // cache.heads % cache.max_len, vector % cache.heads, offset // 2 % dim)
   end
 end
@@ -215,18 +224,21 @@ local function work_out(source, bytes, first, g, materialize, rows)
   local function out(h) return plain(source.dtype, { 1, 4, h, dim }, ("\0"):rep(4 * h * dim * 2)) end
   local zero, four = reference.from_values({ 0 }, "int32", { 1, 1 }), reference.from_values({ 4 }, "int32")
   local cache = reference.append {
-    append_key = plain(source.dtype, { count, heads, dim }, bytes:sub(first * row_size + 1, (first + count) * row_size)),
+    append_key = plain(source.dtype, { count, heads, dim },
+      bytes:sub(first * row_size + 1, (first + count) * row_size)),
     append_value = plain(source.dtype, { count, 0, dim }, ""), k_scale = g, v_scale = g, kv_layout = "HND",
     slot_mapping = reference.from_values(table.move({ 0, 1, 2, 3 }, 1, count, 1, {}), "int32"),
     paged_kv_cache = { array(half), none(half) }, kv_cache_sf = { array(blocks), none(blocks) },
   }
   local data, sf = cache.paged_kv_cache, cache.kv_cache_sf
   local values = reference.dequantize {
-    paged_kv_cache = data, kv_cache_sf = sf, block_tables = zero, seq_lens = four, k_scale = g, v_scale = g, kv_layout = "HND",
+    paged_kv_cache = data, kv_cache_sf = sf, block_tables = zero, seq_lens = four, k_scale = g, v_scale = g,
+      kv_layout = "HND",
     output_k = out(heads), output_v = out(0),
   }.output_k.bytes
   local fp8 = materialize and reference.materialize({ -- K's plane of page 1; V's is not looked at
-    k_cache = data[1], v_cache = data[1], k_block_scales = sf[1], v_block_scales = sf[1], block_tables = zero, seq_lens = four,
+    k_cache = data[1], v_cache = data[1], k_block_scales = sf[1], v_block_scales = sf[1], block_tables = zero,
+      seq_lens = four,
     max_kv_len = 4,
   }).kv_cache_fp8.bytes:sub(2 * heads * 4 * dim + 1)
   for t = 0, count - 1 do

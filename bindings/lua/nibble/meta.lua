@@ -2,12 +2,13 @@
 -- Types and documentation of the Lua module `nibble`, for the Lua language server and for people. Nothing here runs.
 --
 -- Conventions. Dimensions and indices count from 1. *Data* that kernels read (slots, page indices, positions, lengths)
--- counts from 0. Options are a last table; an option that is not listed is an error. A shape is written as integers or as
--- one table: `t:view(2, 3)` and `t:view({2, 3})` are the same. 3.0 is an integer; 3.5, "3", NaN and 1e300 are not.
--- Tables are read as they are: one with `__index` or `__len` is an error. So is every use of a closed object.
--- Misuse raises an error string `operation: parameter: expected X, got Y`; operation is the function's name below without
--- `nibble.` ("zeros", "tensor:narrow", "stream:capture", "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping").
--- What a program can live with (no GPU, no such file) returns `nil, message`.
+-- counts from 0. Options are a last table; an option that is not listed is an error. A shape is written as integers or
+-- as one table: `t:view(2, 3)` and `t:view({2, 3})` are the same. 3.0 is an integer; 3.5, "3", NaN and 1e300 are not.
+-- Tables are read as they are: one with `__index` or `__len` is an error. So is every use of a closed object. Misuse
+-- raises an error string `operation: parameter: expected X, got Y`; operation is the function's name below without
+-- `nibble.` ("zeros", "tensor:narrow", "stream:capture",
+-- "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"). What a program can live with (no GPU, no such file)
+-- returns `nil, message`.
 
 ---@alias nibble.dtype "float32"|"float16"|"bfloat16"|"float8_e4m3fn"|"uint8"|"int8"|"uint16"|"int32"|"int64"
 ---@alias nibble.layout "NHD"|"HND"
@@ -39,8 +40,8 @@ local nibble = {}
 ---@return nibble.device_info[]
 function nibble.devices() end
 
---- The canonical name of a device. Without a name: the value of the environment variable NIBBLE_DEVICE if set, otherwise
---- the best device there is. `nil, reason` when it is not available.
+--- The canonical name of a device. Without a name: the value of the environment variable NIBBLE_DEVICE if set,
+--- otherwise the best device there is. `nil, reason` when it is not available.
 ---@param name? string
 ---@return string? device
 ---@return string? reason
@@ -66,8 +67,8 @@ function nibble.memory(device) end
 ---@param device? string
 function nibble.synchronize(device) end
 
---- Raises the content fault that a finished operation recorded on this device, once; does nothing if there is none. Waits
---- for the device's work first.
+--- Raises the content fault that a finished operation recorded on this device, once; does nothing if there is none.
+--- Waits for the device's work first.
 ---@param device? string
 function nibble.check_faults(device) end
 
@@ -81,9 +82,9 @@ function nibble.range(name, fn, ...) end
 
 --------------------------------------------------------------------------------------------------------------- creation
 
---- A tensor from a number or a nested table: `nibble.tensor({{1, 2}, {3, 4}})`. Default dtype: int64 when every number is
---- a Lua integer, else float32. A ragged table, an empty inner level next to a full one, or a value that is no number is
---- an error. A number that an integer dtype cannot hold is an error; floats are rounded to nearest even.
+--- A tensor from a number or a nested table: `nibble.tensor({{1, 2}, {3, 4}})`. Default dtype: int64 when every number
+--- is a Lua integer, else float32. A ragged table, an empty inner level next to a full one, or a value that is no
+--- number is an error. A number that an integer dtype cannot hold is an error; floats are rounded to nearest even.
 ---@param data number|table
 ---@param opts? nibble.options
 ---@return nibble.tensor
@@ -136,22 +137,23 @@ function nibble.randint(low, high, shape, opts) end
 ---@return nibble.tensor
 function nibble.randperm(n, opts) end
 
---- A tensor from raw little-endian bytes, row-major; the string's length must be the size of the tensor. dtype: required.
+--- A tensor from raw little-endian bytes, row-major; the string's length must be the size of the tensor. dtype:
+--- required.
 ---@param bytes string
 ---@param shape integer[]|integer
 ---@param opts nibble.options
 ---@return nibble.tensor
 function nibble.from_bytes(bytes, shape, opts) end
 
---- Reads a NumPy `.npy` file (versions 1 to 3, little endian, C or Fortran order; f4 f2 f8 u1 i1 u2 i4 i8, f8 is rounded
---- to float32, bool is uint8). `dtype`: read the same bits as another type of the same size ("uint16" data as "bfloat16", "uint8" as
---- "float8_e4m3fn"); i2 u4 u8 c8 and V1 V2 V4 V8 (ml_dtypes: V2 is its bfloat16, V1 its float8_e4m3fn) need one. A file that
---- cannot be opened gives `nil, message`; one that is damaged raises an error.
+--- Reads a NumPy `.npy` file (versions 1 to 3, little endian, C or Fortran order; f4 f2 f8 u1 i1 u2 i4 i8, f8 is
+--- rounded to float32, bool is uint8). `dtype`: read the same bits as another type of the same size ("uint16" data as
+--- "bfloat16", "uint8" as "float8_e4m3fn"); i2 u4 u8 c8 and V1 V2 V4 V8 (ml_dtypes: V2 is its bfloat16, V1 its
+--- float8_e4m3fn) need one. A file that cannot be opened gives `nil, message`; one that is damaged raises an error.
 ---
---- Of a path that ends in `.safetensors`, or with `name`, it reads one tensor of a safetensors file, and no other's bytes: the
---- one called `name`, or the only one (the error lists the names otherwise). F32 F16 BF16 F8_E4M3 U8 I8 U16 I32 I64 are read as
---- what they are, BOOL as uint8, F64 rounded to float32; others (I16, U32, F8_E5M2, ...) as the `dtype` of the same size that is
---- asked for, F4 as "uint8" with two codes to a byte and the last dimension halved.
+--- Of a path that ends in `.safetensors`, or with `name`, it reads one tensor of a safetensors file, and no other's
+--- bytes: the one called `name`, or the only one (the error lists the names otherwise). F32 F16 BF16 F8_E4M3 U8 I8 U16
+--- I32 I64 are read as what they are, BOOL as uint8, F64 rounded to float32; others (I16, U32, F8_E5M2, ...) as the
+--- `dtype` of the same size that is asked for, F4 as "uint8" with two codes to a byte and the last dimension halved.
 ---@param path string
 ---@param opts? nibble.load_options
 ---@return nibble.tensor?
@@ -169,23 +171,24 @@ function nibble.load(path, opts) end
 ---@field offset integer       of its first byte in the file
 ---@field bytes integer
 
---- What is in a safetensors file, in the order of the bytes. `nil, message` for a file that cannot be opened; one that is damaged
---- raises an error.
+--- What is in a safetensors file, in the order of the bytes. `nil, message` for a file that cannot be opened; one that
+--- is damaged raises an error.
 ---@param path string
 ---@return nibble.file_entry[]?
 ---@return string? message
 function nibble.list(path) end
 
---- Writes tensors as a safetensors file, largest elements first, then by name. Waits for them. `nil, message` if the file cannot
---- be written.
+--- Writes tensors as a safetensors file, largest elements first, then by name. Waits for them. `nil, message` if the
+--- file cannot be written.
 ---@param path string
 ---@param tensors table<string, nibble.tensor>  names in UTF-8
 ---@return boolean?
 ---@return string? message
 function nibble.save(path, tensors) end
 
---- A file of your own that takes its place when it is closed, as those of `save` and `tensor:save` do: until then its bytes are in
---- PATH.RANDOM.part beside it, and when it cannot be written what was there stays. A pipe or a device is written as it is.
+--- A file of your own that takes its place when it is closed, as those of `save` and `tensor:save` do: until then its
+--- bytes are in PATH.RANDOM.part beside it, and when it cannot be written what was there stays. A pipe or a device is
+--- written as it is.
 ---@param path string
 ---@return nibble.writer?
 ---@return string? message
@@ -200,8 +203,9 @@ local writer = {}
 ---@return string? message
 function writer:write(...) end
 
---- Puts the file in its place. `nil, message`: this or a write before failed, and what was there is as it was. Left by an error
---- (`local w <close>`) it is not put there; one that nobody closes is, when it is collected (at the program's end, at the latest).
+--- Puts the file in its place. `nil, message`: this or a write before failed, and what was there is as it was. Left by
+--- an error (`local w <close>`) it is not put there; one that nobody closes is, when it is collected (at the program's
+--- end, at the latest).
 ---@return boolean?
 ---@return string? message
 function writer:close() end
@@ -215,12 +219,12 @@ function nibble.rope_table(max_position, opts) end
 
 ----------------------------------------------------------------------------------------------------------------- tensor
 
---- A view (shape, strides, dtype) of a reference-counted storage on one device. `#t` is the first dimension. `t[i]` is an
---- element of a 1-D tensor (a number) or a view of row i; `t[{i, j, ...}]` is an element when there is an index for each
---- dimension, else a view. `t[i] = v` and `t[{...}] = v` write a number or copy a tensor (asynchronously, in the current
---- stream). `a == b`: the same view of the same storage. `tostring(t)` prints values (elided when large), shape, dtype and
---- device. `t:close()` (also `local t <close>`) releases the storage early; whatever is called on it then says "closed".
---- Reading values waits for the work that writes them; inside a capture it is refused.
+--- A view (shape, strides, dtype) of a reference-counted storage on one device. `#t` is the first dimension. `t[i]` is
+--- an element of a 1-D tensor (a number) or a view of row i; `t[{i, j, ...}]` is an element when there is an index for
+--- each dimension, else a view. `t[i] = v` and `t[{...}] = v` write a number or copy a tensor (asynchronously, in the
+--- current stream). `a == b`: the same view of the same storage. `tostring(t)` prints values (elided when large),
+--- shape, dtype and device. `t:close()` (also `local t <close>`) releases the storage early; whatever is called on it
+--- then says "closed". Reading values waits for the work that writes them; inside a capture it is refused.
 ---@class nibble.tensor
 ---@field shape integer[]   a fresh table
 ---@field dtype nibble.dtype
@@ -236,7 +240,8 @@ function tensor:stride(dim) end
 function tensor:dim() end
 ---@return integer
 function tensor:numel() end
---- A number that all views of one storage share and that no other storage has had, and the offset of the first element in it.
+--- A number that all views of one storage share and that no other storage has had, and the offset of the first element
+--- in it.
 ---@return integer storage
 ---@return integer offset  in bytes
 function tensor:storage() end
@@ -284,8 +289,8 @@ function tensor:expand(...) end
 ---@return nibble.tensor
 function tensor:as_strided(size, stride, offset) end
 
---- The same bytes as another dtype: the last dimension grows or shrinks with the element size (it must be contiguous, and
---- strides and offset must divide when elements grow).
+--- The same bytes as another dtype: the last dimension grows or shrinks with the element size (it must be contiguous,
+--- and strides and offset must divide when elements grow).
 ---@param dtype nibble.dtype
 ---@return nibble.tensor
 function tensor:reinterpret(dtype) end
@@ -298,14 +303,16 @@ function tensor:contiguous() end
 ---@return nibble.tensor
 function tensor:clone() end
 
---- Copies `source` into this tensor, any strides, any dtypes, between devices; `source` may be expandable to this shape.
---- To floats: round to nearest even (overflow to infinity for float16 and bfloat16; float8_e4m3fn saturates). Float to
---- integer: truncate, saturate, NaN gives 0. Integer to a smaller integer: saturate. A NaN becomes 0x7FFFFFFF, 0x7FFF, 0x7F.
---- The same dtype keeps every bit. A tensor whose elements overlap in memory cannot be written.
---- It is work of this tensor's device's current stream. Between devices:
---- - a GPU and a contiguous pinned tensor: work of the GPU's current stream, which the call does not wait for; capturable (nodes
----   "copy to device", "copy to host"). It waits for CPU work on the pinned tensor that is queued already (so does a replay).
----   Reading the pinned tensor waits for the copy, but other CPU work on it must be told to: `cpu_stream:wait(gpu_stream:record())`.
+--- Copies `source` into this tensor, any strides, any dtypes, between devices; `source` may be expandable to this
+--- shape. To floats: round to nearest even (overflow to infinity for float16 and bfloat16; float8_e4m3fn saturates).
+--- Float to integer: truncate, saturate, NaN gives 0. Integer to a smaller integer: saturate. A NaN becomes 0x7FFFFFFF,
+--- 0x7FFF, 0x7F. The same dtype keeps every bit. A tensor whose elements overlap in memory cannot be written. It is
+--- work of this tensor's device's current stream. Between devices: - a GPU and a contiguous pinned tensor: work of the
+--- GPU's current stream, which the call does not wait for; capturable (nodes
+---   "copy to device", "copy to host"). It waits for CPU work on the pinned tensor that is queued already (so does a
+---   replay).
+---   Reading the pinned tensor waits for the copy, but other CPU work on it must be told to:
+---   `cpu_stream:wait(gpu_stream:record())`.
 --- - two GPUs: work of both current streams, after everything that writes the source; not inside a capture.
 --- - any other two: waits for what writes the source; not inside a capture.
 ---@param source nibble.tensor
@@ -366,7 +373,7 @@ function tensor:amax() end
 --- Releases the storage (when no other view, graph or queued work needs it). Twice is fine.
 function tensor:close() end
 
-------------------------------------------------------------------------------------------------- streams, events, graphs
+------------------------------------------------------------------------------------------------ streams, events, graphs
 
 --- Work of one stream runs in order and asynchronously; work of different streams is ordered by events alone.
 ---@class nibble.stream
@@ -374,8 +381,8 @@ function tensor:close() end
 ---@field handle? integer  the CUstream, for work of the host's own in it; nil on the CPU
 local stream = {}
 
---- A new stream. `handle`: one around a CUstream of the host's (of the context that the device uses, no default stream), which
---- must stay until the stream is closed and is never destroyed by it; an error on the CPU.
+--- A new stream. `handle`: one around a CUstream of the host's (of the context that the device uses, no default
+--- stream), which must stay until the stream is closed and is never destroyed by it; an error on the CPU.
 ---@param opts? {device?: string, priority?: integer, handle?: integer}  priority: -1 is high, 0 normal (a hint; without effect on the CPU)
 ---@return nibble.stream
 function nibble.stream(opts) end
@@ -385,8 +392,8 @@ function nibble.stream(opts) end
 ---@return nibble.stream
 function nibble.current_stream(device) end
 
---- Calls `fn(...)` with this stream current and returns its results; the former stream is current again afterwards, also
---- after an error. Yielding across it is an error.
+--- Calls `fn(...)` with this stream current and returns its results; the former stream is current again afterwards,
+--- also after an error. Yielding across it is an error.
 ---@param fn fun(...): ...
 ---@param ... any
 ---@return any ...
@@ -399,16 +406,16 @@ function stream:synchronize() end
 ---@return nibble.event
 function stream:record() end
 
---- Later work of this stream waits for the event, of any stream. Where one of the two is the CPU's and the other a GPU's, the
---- call itself waits (and raises as event:synchronize does).
+--- Later work of this stream waits for the event, of any stream. Where one of the two is the CPU's and the other a
+--- GPU's, the call itself waits (and raises as event:synchronize does).
 ---@param event nibble.event
 function stream:wait(event) end
 
 --- Records what `fn()` does on this stream, instead of doing it, as a graph. Other streams join by waiting for an event
---- that was recorded inside, and must be joined back the same way. The stream is current in `fn`. The capture always ends,
---- also when `fn` raises (the error goes on). Refused inside, with the capture intact: reading or printing values, waits,
---- creating tensors from host data, numbers as scales, work on a stream of the device that has not joined, another
---- capture, a replay. The graph keeps every tensor alive that it uses.
+--- that was recorded inside, and must be joined back the same way. The stream is current in `fn`. The capture always
+--- ends, also when `fn` raises (the error goes on). Refused inside, with the capture intact: reading or printing
+--- values, waits, creating tensors from host data, numbers as scales, work on a stream of the device that has not
+--- joined, another capture, a replay. The graph keeps every tensor alive that it uses.
 ---@param fn fun()
 ---@param opts? {mode?: "thread_local"|"global"|"relaxed"}  default "thread_local"; one meaning on the CPU
 ---@return nibble.graph
@@ -456,8 +463,8 @@ function graph:update(fn) end
 ---@return nibble.graph_node[]
 function graph:nodes() end
 
---- The graph in Graphviz's language. `driver`: as the GPU's driver draws it, with all that it tells about each node (the same as
---- without on the CPU).
+--- The graph in Graphviz's language. `driver`: as the GPU's driver draws it, with all that it tells about each node
+--- (the same as without on the CPU).
 ---@param opts? {driver?: boolean}
 ---@return string
 function graph:dot(opts) end
@@ -466,10 +473,10 @@ function graph:close() end
 
 ---------------------------------------------------------------------------------------------------- kernels of your own
 
---- Compiles CUDA C++ for a GPU with NVRTC, and gives the kernel `name` of it, or without a name the module. nibble's headers can
---- be included ("nvfp4.h" has the number formats, "paged.h" the addresses in a cache, "convert.h" all dtypes). Floating-point
---- contraction is off unless the options turn it on. An error has the compiler's log; `nil, reason` where the device runs no
---- kernels of yours or NVRTC is not on the machine.
+--- Compiles CUDA C++ for a GPU with NVRTC, and gives the kernel `name` of it, or without a name the module. nibble's
+--- headers can be included ("nvfp4.h" has the number formats, "paged.h" the addresses in a cache, "convert.h" all
+--- dtypes). Floating-point contraction is off unless the options turn it on. An error has the compiler's log; `nil,
+--- reason` where the device runs no kernels of yours or NVRTC is not on the machine.
 ---@param source string
 ---@param opts? {name?: string, options?: string[], device?: string}
 ---@return nibble.kernel|nibble.module|nil
@@ -499,9 +506,10 @@ function module:close() end
 ---@field device string
 local kernel = {}
 
---- Queues the kernel in the current stream (or `stream`), or records it while the stream captures. grid and block: an integer or
---- up to three. Arguments: a tensor passes its first element's address; an integer goes to a parameter of 1, 4 or 8 bytes, a float
---- to one of 4 or 8; `{dtype, number}` for any other type. Counts and sizes are checked where the driver knows them.
+--- Queues the kernel in the current stream (or `stream`), or records it while the stream captures. grid and block: an
+--- integer or up to three. Arguments: a tensor passes its first element's address; an integer goes to a parameter of 1,
+--- 4 or 8 bytes, a float to one of 4 or 8; `{dtype, number}` for any other type. Counts and sizes are checked where the
+--- driver knows them.
 ---@param grid integer|integer[]
 ---@param block integer|integer[]
 ---@param args (nibble.tensor|number|boolean|table)[]
@@ -532,9 +540,9 @@ function kernel:close() end
 
 nibble.page = {}
 
---- Quantizes K/V rows to NVFP4 and writes each to its slot. Row i goes to page slot // page_size, entry slot % page_size;
---- slots < 0 or >= num_pages*page_size are skipped, without a fault. A scale tensor that is not positive and finite: nothing is
---- written, and a content fault. Scales are written linear.
+--- Quantizes K/V rows to NVFP4 and writes each to its slot. Row i goes to page slot // page_size, entry slot %
+--- page_size; slots < 0 or >= num_pages*page_size are skipped, without a fault. A scale tensor that is not positive and
+--- finite: nothing is written, and a content fault. Scales are written linear.
 ---@param append_key nibble.tensor    [rows, heads, head_dim] float16 or bfloat16, last dimension contiguous
 ---@param append_value nibble.tensor  same shape and dtype
 ---@param slot_mapping nibble.tensor  [nnz] int32 or int64, nnz <= rows
@@ -543,13 +551,14 @@ nibble.page = {}
 ---@param k_scale nibble.scale        global decode scale; inside a capture it must be a tensor
 ---@param v_scale nibble.scale
 ---@param kv_layout? nibble.layout|{kv_layout?: nibble.layout}  default "NHD"
-function nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(append_key, append_value, slot_mapping, paged_kv_cache, kv_cache_sf, k_scale, v_scale, kv_layout) end
+function nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(append_key, append_value, slot_mapping,
+  paged_kv_cache, kv_cache_sf, k_scale, v_scale, kv_layout) end
 
 nibble.quantization = {}
 
---- Turns the pages that requests reach into an E4M3 cache: element = E4M3(E2M1 value * block scale). Other pages but page 0 are not
---- written: unspecified without `out`. A page index outside the cache gives zeros, a length beyond max_kv_len is cut, of a bad range
---- in kv_page_indptr the pages that fit are written; each with a content fault.
+--- Turns the pages that requests reach into an E4M3 cache: element = E4M3(E2M1 value * block scale). Other pages but
+--- page 0 are not written: unspecified without `out`. A page index outside the cache gives zeros, a length beyond
+--- max_kv_len is cut, of a bad range in kv_page_indptr the pages that fit are written; each with a content fault.
 ---@param k_cache nibble.tensor         uint8 HND [num_pages, heads, page_size, head_dim/2], head_dim % 64 == 0, page_size % 4 == 0
 ---@param v_cache nibble.tensor         same shape
 ---@param k_block_scales nibble.tensor  uint8 or float8_e4m3fn [num_pages, heads, page_size, head_dim/16], linear
@@ -560,10 +569,12 @@ nibble.quantization = {}
 ---@param opts? {uses_shared_paged_kv_idx?: boolean, out?: nibble.tensor, kv_page_indptr?: nibble.tensor, num_pages?: integer}  true; contiguous float8_e4m3fn; int32 [batch+1], needs num_pages
 ---@return nibble.tensor kv_cache_fp8      [num_pages+1, 2, heads, page_size, head_dim], page 0 zero
 ---@return nibble.tensor fp8_block_tables  int32 [batch, ceil(max_kv_len/page_size)]
-function nibble.quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_block_scales, v_block_scales, block_tables, seq_lens, max_kv_len, opts) end
+function nibble.quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_block_scales, v_block_scales, block_tables,
+  seq_lens, max_kv_len, opts) end
 
---- Gathers and dequantizes requests: out = (E2M1 value * block scale) * global scale. Tokens at or past seq_lens[b], and those
---- whose page index is outside the cache, are left unchanged, without a fault. K and V may differ in head_dim.
+--- Gathers and dequantizes requests: out = (E2M1 value * block scale) * global scale. Tokens at or past seq_lens[b],
+--- and those whose page index is outside the cache, are left unchanged, without a fault. K and V may differ in
+--- head_dim.
 ---@param paged_kv_cache nibble.cache   uint8, as in the append
 ---@param kv_cache_sf nibble.cache      linear scales
 ---@param block_tables nibble.tensor    int32 or int64 [batch, >= ceil(max_seq_len/page_size)]
@@ -573,10 +584,11 @@ function nibble.quantization.nvfp4_kv_materialize_fp8(k_cache, v_cache, k_block_
 ---@param output_k nibble.tensor        contiguous float16 or bfloat16 [batch, max_seq_len, heads, head_dim]
 ---@param output_v nibble.tensor        the same dtype
 ---@param kv_layout? nibble.layout|{kv_layout?: nibble.layout}  default "NHD"
-function nibble.quantization.nvfp4_kv_dequantize_paged(paged_kv_cache, kv_cache_sf, block_tables, seq_lens, k_scale, v_scale, output_k, output_v, kv_layout) end
+function nibble.quantization.nvfp4_kv_dequantize_paged(paged_kv_cache, kv_cache_sf, block_tables, seq_lens, k_scale,
+  v_scale, output_k, output_v, kv_layout) end
 
---- V's block scales from linear to 4-token-interleaved order (what nvfp4_kv_materialize_fp8 reads), or back. Strided and
---- paged tensors allowed.
+--- V's block scales from linear to 4-token-interleaved order (what nvfp4_kv_materialize_fp8 reads), or back. Strided
+--- and paged tensors allowed.
 ---@param v_sf nibble.tensor         float8_e4m3fn or uint8, NHD [pages, page_size, heads, S] or HND [pages, heads, page_size, S]; page_size % 4 == 0, S % 4 == 0
 ---@param kv_layout nibble.layout
 ---@param opts? {inverse?: boolean, out?: nibble.tensor}  out: same shape and dtype, not overlapping v_sf
@@ -584,8 +596,8 @@ function nibble.quantization.nvfp4_kv_dequantize_paged(paged_kv_cache, kv_cache_
 function nibble.quantization.swizzle_v_scales(v_sf, kv_layout, opts) end
 
 --- Quantizes whole caches. Per tensor: global_sf as given, or 448 / max(amax, 1e-12); g = 1 / global_sf; V scales
---- interleaved. A given global_sf that is not positive and finite or whose reciprocal is not, or an infinite element where none is
---- given: zeros, and a content fault.
+--- interleaved. A given global_sf that is not positive and finite or whose reciprocal is not, or an infinite element
+--- where none is given: zeros, and a content fault.
 ---@param k_cache nibble.tensor  float16 or bfloat16 HND [num_pages, heads, page_size, head_dim] or NHD; head_dim % 64 == 0, page_size % 4 == 0
 ---@param v_cache nibble.tensor  same shape and dtype
 ---@param kv_layout? nibble.layout|{kv_layout?: nibble.layout, k_global_sf?: nibble.scale, v_global_sf?: nibble.scale}  default "HND"
@@ -599,9 +611,9 @@ function nibble.quantization.nvfp4_quantize_paged_kv_cache(k_cache, v_cache, kv_
 
 nibble.mla = {}
 
---- Rotates q, then rotates, quantizes and inserts kv into a DeepSeek-V4 NVFP4 cache. Rows without a slot, or with one outside the
---- cache, are not inserted, without a fault. A used position outside the table: its row is not inserted, the 64 RoPE dimensions of
---- its q heads are zeros, and a content fault.
+--- Rotates q, then rotates, quantizes and inserts kv into a DeepSeek-V4 NVFP4 cache. Rows without a slot, or with one
+--- outside the cache, are not inserted, without a fault. A used position outside the table: its row is not inserted,
+--- the 64 RoPE dimensions of its q heads are zeros, and a content fault.
 ---@param q nibble.tensor              contiguous bfloat16 [tokens, heads, 512]
 ---@param kv nibble.tensor             contiguous bfloat16 [tokens, 512]
 ---@param cache nibble.tensor          uint8 [num_pages, page_size, 384], [num_pages, 1, page_size, 384] or [num_pages, page_size, 1, 384]; page stride a multiple of 16, compact inside a page

@@ -2,9 +2,9 @@
 --
 --   local opts, message = options.parse(arg, { steps = { 64, min = 1 }, layout = { "HND", "NHD" }, csv = { false } })
 --
--- An option is a table with its default first: `false` makes a flag; an integer takes integers, from `min` to `max`, a multiple of
--- `multiple`; strings are the choices, the first one the default (`any` says in words what other text is taken, too); an empty table
--- takes any text and has no default.
+-- An option is a table with its default first: `false` makes a flag; an integer takes integers, from `min` to `max`, a
+-- multiple of `multiple`; strings are the choices, the first one the default (`any` says in words what other text is
+-- taken, too); an empty table takes any text and has no default.
 
 local options = {}
 
@@ -15,7 +15,9 @@ function options.range(kind)
   local default = kind[1]
   if default == nil then return "text" end
   if default == false then return "a flag" end
-  if math.type(default) ~= "integer" then return table.concat(kind, " or ") .. (kind.any and " or " .. kind.any or "") end
+  if math.type(default) ~= "integer" then
+    return table.concat(kind, " or ") .. (kind.any and " or " .. kind.any or "")
+  end
   local what = kind.multiple and "a multiple of " .. kind.multiple or "an integer"
   if kind.min and kind.max then return ("%s %d..%d"):format(what, kind.min, kind.max) end
   return what .. (kind.min and " >= " .. kind.min or "") .. (kind.max and " <= " .. kind.max or "")

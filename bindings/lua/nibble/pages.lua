@@ -11,12 +11,13 @@
 --   pages.copy(pool, copies)
 --   allocator:drop(a, 1)                            -- a sliding window: a's oldest page goes back
 --   allocator:rewind(a, 2)                          -- rejected drafts: a's last two tokens are taken back
---   pages.watch(allocator, pool)                    -- before the pool is used: nibble.check then knows whose pages are whose
+--   pages.watch(allocator, pool)                    -- before the pool is used: nibble.check then knows whose pages are
+--                                                   whose
 --   pages.unwatch(allocator, pool)                  -- and no longer
 --
 -- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything but `tensors`,
--- `caches` and `copy` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool without enough
--- free pages is something that a program lives with: `nil, message`, and nothing has changed.
+-- `caches` and `copy` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool
+-- without enough free pages is something that a program lives with: `nil, message`, and nothing has changed.
 
 local numbers = require "nibble.numbers"
 
@@ -225,8 +226,8 @@ function allocator:allocate(length)
   return nil, message
 end
 
---- Room for `count` more tokens of a request: their slots, in order, and the pages that must be copied before anything is
---- written to them (a shared last page is exchanged for one of the request's own: copy on write).
+--- Room for `count` more tokens of a request: their slots, in order, and the pages that must be copied before anything
+--- is written to them (a shared last page is exchanged for one of the request's own: copy on write).
 ---@param request nibble.request
 ---@param count integer
 ---@return integer[]? slots
@@ -255,8 +256,8 @@ function allocator:append(request, count)
   return self:slots(request, request.length - count, count), copies
 end
 
---- A request that shares the pages of another's first `length` tokens (default: all). Nothing is copied now: whoever first
---- appends to a page that is still shared gets one of its own (see `append`).
+--- A request that shares the pages of another's first `length` tokens (default: all). Nothing is copied now: whoever
+--- first appends to a page that is still shared gets one of its own (see `append`).
 ---@param request nibble.request
 ---@param length? integer
 ---@return nibble.request
@@ -274,9 +275,10 @@ function allocator:fork(request, length)
   return child
 end
 
---- Gives a request's `count` oldest pages back, which must be full: the window of its attention slides. From then on the
---- request is what it would be if it had begun with the tokens that are left: position 0 is the oldest of them in `length`,
---- `slots`, `fork` and `batch`. In the text (for RoPE) the token at a position is number `request.dropped + position`.
+--- Gives a request's `count` oldest pages back, which must be full: the window of its attention slides. From then on
+--- the request is what it would be if it had begun with the tokens that are left: position 0 is the oldest of them in
+--- `length`, `slots`, `fork` and `batch`. In the text (for RoPE) the token at a position is number `request.dropped +
+--- position`.
 ---@param request nibble.request
 ---@param count integer
 function allocator:drop(request, count)
@@ -294,14 +296,16 @@ function allocator:drop(request, count)
   tell("released", self, request, gone)
 end
 
---- Takes a request's last `count` tokens back: drafts that were rejected. Pages without a token left are given back; the slots of
---- the others are handed out again by the next `append`, and hold the old tokens until then.
+--- Takes a request's last `count` tokens back: drafts that were rejected. Pages without a token left are given back;
+--- the slots of the others are handed out again by the next `append`, and hold the old tokens until then.
 ---@param request nibble.request
 ---@param count integer
 function allocator:rewind(request, count)
   check_live(self, "allocator:rewind", request)
   count = integer("allocator:rewind", "count", count, 0)
-  if count > request.length then fail("allocator:rewind", "count", "at most the request's " .. request.length .. " tokens", count) end
+  if count > request.length then
+    fail("allocator:rewind", "count", "at most the request's " .. request.length .. " tokens", count)
+  end
   request.length = request.length - count
   local gone = {}
   for j = #request.pages, (request.length + self.page_size - 1) // self.page_size + 1, -1 do
@@ -357,7 +361,8 @@ end
 -- Rows or slots of a batch -> {allocator, whose each is}: the checker knows the tensors that are made of them by it.
 local carried = setmetatable({}, { __mode = "k" })
 
---- What kernels read, for some requests as one batch. Padding never points at a page: slots and pages are -1, lengths 0.
+--- What kernels read, for some requests as one batch. Padding never points at a page: slots and pages are -1, lengths
+--- 0.
 ---@param requests nibble.request[]
 ---@param opts? nibble.batch_options
 ---@return nibble.batch
@@ -493,13 +498,14 @@ end
 ---@field fill? integer              every byte, padding included; default 0
 ---@field device? string
 
---- The pools of one layer's NVFP4 KV cache. NHD: [num_pages, page_size, num_kv_heads, X]; HND: [num_pages, num_kv_heads,
---- page_size, X]; X = head_dim/2 bytes of data, head_dim/16 scales.
+--- The pools of one layer's NVFP4 KV cache. NHD: [num_pages, page_size, num_kv_heads, X]; HND: [num_pages,
+--- num_kv_heads, page_size, X]; X = head_dim/2 bytes of data, head_dim/16 scales.
 ---@param opts nibble.caches_options
 ---@return nibble.caches
 function pages.caches(opts)
   local where = "pages.caches"
-  known(where, opts, " num_pages page_size num_kv_heads head_dim v_head_dim kv_layout page_padding sf_page_padding fill "
+  known(where, opts,
+    " num_pages page_size num_kv_heads head_dim v_head_dim kv_layout page_padding sf_page_padding fill "
     .. "device ")
   local function dimension(parameter, value)
     if integer(where, parameter, value, 16) % 16 ~= 0 then fail(where, parameter, "a multiple of 16", value) end
@@ -571,10 +577,11 @@ local function forget(owner, views)
   end
 end
 
---- Says that an allocator hands out the pages of a pool, so that checked mode (`nibble.check`) can tell whose pages operations read
---- and write, and which entries of a page their owner has not written. Call it before the pool is written. A pool has one
---- allocator: to watch it anew, with this or another one, ends what was watched before, and from then on only the pages that
---- the new allocator has handed out already count as written. No effect otherwise; the pool is not kept alive.
+--- Says that an allocator hands out the pages of a pool, so that checked mode (`nibble.check`) can tell whose pages
+--- operations read and write, and which entries of a page their owner has not written. Call it before the pool is
+--- written. A pool has one allocator: to watch it anew, with this or another one, ends what was watched before, and
+--- from then on only the pages that the new allocator has handed out already count as written. No effect otherwise; the
+--- pool is not kept alive.
 ---@param owner nibble.allocator
 ---@param pool nibble.caches|nibble.tensor|nibble.tensor[]  what `pages.caches` gives, or tensors with the pages in dimension 1
 function pages.watch(owner, pool)
@@ -594,8 +601,8 @@ function pages.unwatch(owner, pool)
   forget(owner, pool ~= nil and views_of("pages.unwatch", pool) or nil)
 end
 
---- Carries out what `allocator:append` says must be copied, data and scales of K and V. Like every copy it is queued on the
---- current stream, or captured; it must come before whatever else is written to these pages.
+--- Carries out what `allocator:append` says must be copied, data and scales of K and V. Like every copy it is queued on
+--- the current stream, or captured; it must come before whatever else is written to these pages.
 ---@param caches nibble.caches
 ---@param copies nibble.page_copy[]
 function pages.copy(caches, copies)

@@ -35,7 +35,8 @@ function progress:step(count, note)
   if not show.use_utf8() then full, empty = "#", "." end
   local tint, plain = "\27[36m", "\27[0m"
   if not show.use_color(2) then tint, plain = "", "" end
-  -- A line as wide as the terminal would go on in the next row, and stay there. The bar shrinks first, then the title goes.
+  -- A line as wide as the terminal would go on in the next row, and stay there. The bar shrinks first, then the title
+  -- goes.
   local title, tail = show.visible(self.title) .. " ", (" %3d%%"):format(percent)
   local room = self.columns - 1 - #tail
   local width = math.max(math.min(30, room - show.width(title)), 0)

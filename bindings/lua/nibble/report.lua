@@ -1,9 +1,11 @@
---- A run as one page of HTML with its pictures and numbers; it needs nothing else, follows the reader's light or dark colours, and
---- prints. `nibble scenario NAME --report FILE` writes one.
+--- A run as one page of HTML with its pictures and numbers; it needs nothing else, follows the reader's light or dark
+--- colours, and prints. `nibble scenario NAME --report FILE` writes one.
 --
---   local ok, message = require("nibble.report").write("run.html", { title = "decode", ok = true, command = "nibble ..." })
+--   local ok, message = require("nibble.report").write("run.html", { title = "decode", ok = true, command = "nibble
+--   ..." })
 --
--- Of the record (nibble.report_record below) only the title must be there; a section is left out when it has nothing to say.
+-- Of the record (nibble.report_record below) only the title must be there; a section is left out when it has nothing to
+-- say.
 
 local numbers = require "nibble.numbers"
 local svg = require "nibble.svg"
@@ -115,7 +117,9 @@ local function header(out, record)
   fact("nibble", record.version)
   if #facts > 0 then out:table({ { "run" }, { "" } }, facts) end
   for _, note in ipairs(record.notes or {}) do out:add('<p class="muted">%s</p>', escape(note)) end
-  if record.command then out:add('<p>The command that repeats it:</p><pre id="command">%s</pre>', escape(record.command)) end
+  if record.command then
+    out:add('<p>The command that repeats it:</p><pre id="command">%s</pre>', escape(record.command))
+  end
   out:add("</header>")
 end
 
@@ -172,7 +176,9 @@ local function caches(out, record)
     end
     table.sort(facts)
     out:add("<h3>%s</h3><p class=\"muted\">%s</p>", escape(cache.name or "cache"), escape(table.concat(facts, ", ")))
-    if has(cache.snapshots) then out:add('<div class="scroll">%s</div>', svg.page_table(cache, cache.snapshots, { width = 1020 })) end
+    if has(cache.snapshots) then
+      out:add('<div class="scroll">%s</div>', svg.page_table(cache, cache.snapshots, { width = 1020 }))
+    end
   end
   out:add("</section>")
 end
@@ -185,12 +191,14 @@ local function graphs(out, record)
     for _, name in ipairs { "captures", "updates", "rebuilt", "replays" } do
       if graph[name] then counts[#counts + 1] = ("%s %d"):format(name, graph[name]) end
     end
-    out:add("<h3>%s</h3><p class=\"muted\">%s</p>", escape(graph.key or graph.name or "graph"), escape(table.concat(counts, ", ")))
+    out:add("<h3>%s</h3><p class=\"muted\">%s</p>", escape(graph.key or graph.name or "graph"),
+      escape(table.concat(counts, ", ")))
     local picture, format = svg.graph(graph.dot or graph.graph)
     if format == "svg" then
       out:add('<div class="graph scroll">%s</div>', picture)
     else
-      out:add("<p class=\"muted\">Graphviz is not on this machine; the graph in its language:</p><pre>%s</pre>", escape(picture))
+      out:add("<p class=\"muted\">Graphviz is not on this machine; the graph in its language:</p><pre>%s</pre>",
+        escape(picture))
     end
   end
   out:add("</section>")
@@ -201,7 +209,8 @@ local function histogram(out, data)
   for _, count in ipairs(data.counts) do most = math.max(most, count) end
   for i, count in ipairs(data.counts) do
     local width = (data.high - data.low) / #data.counts
-    rows[i] = { numbers.format("%.3g to %.3g", data.low + (i - 1) * width, data.low + i * width), count, { html = bar(count / most) } }
+    rows[i] = { numbers.format("%.3g to %.3g", data.low + (i - 1) * width, data.low + i * width), count,
+      { html = bar(count / most) } }
   end
   out:add("<h3>All errors, in half steps</h3>")
   out:table({ { "error" }, { "elements", true }, { "" } }, rows)
@@ -209,7 +218,8 @@ end
 
 local function errors(out, record)
   if not has(record.errors) then return end
-  out:add("<section><h2>Quantization error</h2><p class=\"muted\">rms: of the errors, in percent of the inputs' rms. Worst: in half "
+  out:add("<section><h2>Quantization error</h2><p class=\"muted\">rms: of the errors, in percent of the inputs' rms. "
+    .. "Worst: in half "
     .. "steps of E2M1 at the block's scale; to the nearest code it is at most 1.</p>")
   local rows, most = {}, 1e-300
   for _, side in ipairs(record.errors) do
@@ -219,11 +229,14 @@ local function errors(out, record)
   local function name_of(side) return side.layer .. " " .. side.kv end
   for _, side in ipairs(record.errors) do
     for h, head in ipairs(side.heads) do
-      rows[#rows + 1] = { h == 1 and name_of(side) or "", h - 1, numbers.format("%.2f %%", head.rms), { html = bar(head.rms / most) },
-        numbers.format("%.4f", head.worst), head.max and numbers.format("%.4g", head.max), percent(head.zero), percent(head.saturated) }
+      rows[#rows + 1] = { h == 1 and name_of(side) or "", h - 1, numbers.format("%.2f %%", head.rms),
+        { html = bar(head.rms / most) },
+        numbers.format("%.4f", head.worst), head.max and numbers.format("%.4g", head.max), percent(head.zero),
+          percent(head.saturated) }
     end
   end
-  out:table({ { "" }, { "head", true }, { "rms", true }, { "" }, { "worst", true }, { "largest error", true }, { "codes 0", true },
+  out:table({ { "" }, { "head", true }, { "rms", true }, { "" }, { "worst", true }, { "largest error", true },
+    { "codes 0", true },
     { "codes \u{b1}6", true } }, rows)
   if record.histogram then histogram(out, record.histogram) end
   local smallest, largest = math.huge, 0
@@ -238,7 +251,8 @@ local function errors(out, record)
   end
   for i, side in ipairs(record.errors) do -- all in the same shades
     if side.map and largest > 0 then
-      out:add("<details%s><summary>each block of %s</summary><div class=\"scroll\">%s</div></details>", i <= 2 and " open" or "",
+      out:add("<details%s><summary>each block of %s</summary><div class=\"scroll\">%s</div></details>", i <= 2
+        and " open" or "",
         escape(name_of(side)), svg.error_map(side.map.values,
           { first_token = side.map.first_token, least = smallest, most = largest, width = 1020 }))
     end
@@ -251,10 +265,12 @@ local function times(out, record)
     local rows = {}
     for i, phase in ipairs(record.phases) do
       rows[i] = { phase.name, phase.calls, numbers.format("%.2f", phase.ms),
-        numbers.format("%.3f", phase.ms / math.max(phase.calls, 1)), phase.bytes and numbers.format("%.2f", phase.bytes / 1e6) or "" }
+        numbers.format("%.3f", phase.ms / math.max(phase.calls, 1)), phase.bytes
+          and numbers.format("%.2f", phase.bytes / 1e6) or "" }
     end
     out:add("<section><h2>Times on the device</h2>")
-    out:table({ { "phase" }, { "calls", true }, { "ms in all", true }, { "ms a call", true }, { "MB moved", true } }, rows)
+    out:table({ { "phase" }, { "calls", true }, { "ms in all", true }, { "ms a call", true }, { "MB moved", true } },
+      rows)
     out:add("</section>")
   end
   if has(record.ops) then
@@ -273,13 +289,17 @@ end
 ---@return string
 function report.html(record)
   if type(record) ~= "table" or type(record.title) ~= "string" then
-    error(("report: record: expected a table with a title, got %s"):format(type(record) == "table" and "none" or type(record)), 0)
+    error(("report: record: expected a table with a title, got %s"):format(type(record) == "table" and "none"
+      or type(record)), 0)
   end
   local out = setmetatable({}, page)
-  out:add('<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+  out:add(
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     .. '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'">'
     .. "<title>%s</title><style>%s</style></head>\n<body>", escape(record.title), STYLE)
-  for _, section in ipairs { header, findings, parameters, series, caches, graphs, errors, times } do section(out, record) end
+  for _, section in ipairs { header, findings, parameters, series, caches, graphs, errors, times } do
+    section(out, record)
+  end
   out:add("</body></html>\n")
   return table.concat(out, "\n")
 end

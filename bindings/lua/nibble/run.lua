@@ -1,4 +1,5 @@
---- One run of a scenario: what its functions get as `run`. nibble.scenario makes two for each, one with graphs and a ledger (see
+--- One run of a scenario: what its functions get as `run`. nibble.scenario makes two for each, one with graphs and a
+--- ledger (see
 -- nibble.ledger), one that calls the same work eagerly, and compares both after each step.
 --
 --   run.p            parameters, by name             run.device, run.seed, run.steps, run.step (0 in setup)
@@ -10,7 +11,8 @@
 --   run:graph(key, fn, how)      captures fn at the first call, replays it at each
 --   run:randn(shape, opts)       random values on the run's device
 --   run:watch(name, tensor)      a tensor whose every byte is compared after each step
---   run:effect(info, fn)         fn keeps the ledger for work that was just queued: now, or at each replay when inside a capture
+--   run:effect(info, fn)         fn keeps the ledger for work that was just queued: now, or at each replay when inside
+--                                a capture
 --   run:same(what, tensor, expected), run:expect(condition, format, ...), run:fail(format, ...)     checks
 --   run:timed(name, fn, bytes), run:series(name, value, unit), run:say(format, ...)                 what a report shows
 
@@ -35,7 +37,8 @@ local pages = require "nibble.pages"
 local run = {}
 run.__index = run
 
---- What `fail`, `expect` and `same` raise: a byte or a fact is wrong. Everything else that is raised is an error of the work itself.
+--- What `fail`, `expect` and `same` raise: a byte or a fact is wrong. Everything else that is raised is an error of the
+--- work itself.
 ---@class nibble.failure
 ---@field message string
 local failure = { __tostring = function(self) return self.message end }
@@ -46,9 +49,11 @@ run.failure = failure
 ---@return nibble.run
 function run.new(opts)
   return setmetatable({
-    p = opts.p, device = opts.device, seed = opts.seed, steps = opts.steps, step = 0, eager = opts.eager or false, state = {},
+    p = opts.p, device = opts.device, seed = opts.seed, steps = opts.steps, step = 0, eager = opts.eager or false,
+      state = {},
     snapshots = opts.snapshots, random = pages.generator(opts.seed), main = nibble.stream { device = opts.device },
-    side = nibble.stream { device = opts.device }, watched = {}, caches = {}, graphs = {}, keys = {}, phases = {}, events = {},
+    side = nibble.stream { device = opts.device }, watched = {}, caches = {}, graphs = {}, keys = {}, phases = {},
+      events = {},
     ops = {}, lists = {}, notes = {}, seeds = 0, compared = 0,
   }, run)
 end
@@ -66,7 +71,8 @@ end
 ---@return nibble.tensor
 function run:randn(shape, opts)
   opts = opts or {}
-  return nibble.randn(shape, { dtype = opts.dtype or "bfloat16", device = opts.device or self.device, seed = self:next_seed() })
+  return nibble.randn(shape, { dtype = opts.dtype or "bfloat16", device = opts.device or self.device,
+    seed = self:next_seed() })
 end
 
 --- A paged KV cache: see nibble.kv.
@@ -106,8 +112,9 @@ local function carry_out(self, effect)
   if not self.eager then effect.fn() end
 end
 
---- What work that was just queued does to memory: `fn` brings the images of `watch` up to date, with nibble.reference. It is called
---- now; for work that is being captured, at each replay. In the run without graphs, which has no ledger, it is not called.
+--- What work that was just queued does to memory: `fn` brings the images of `watch` up to date, with nibble.reference.
+--- It is called now; for work that is being captured, at each replay. In the run without graphs, which has no ledger,
+--- it is not called.
 ---@param info {op: string, bytes?: integer|fun(): integer, cache?: string}  bytes that the work moves
 ---@param fn fun()
 function run:effect(info, fn)
@@ -143,9 +150,9 @@ local function capture(self, entry, fn, update)
   entry.effects, entry.nodes = effects, entry.graph:nodes()
 end
 
---- The work `fn` as a graph: captured at the first call with this key, replayed at each. `how`: "update" puts a new capture in the
---- old graph's place before the replay, "capture" makes a new graph, nil does neither. An error in fn leaves the former graph as it
---- was, and goes on. Without graphs (`run.eager`) fn is called.
+--- The work `fn` as a graph: captured at the first call with this key, replayed at each. `how`: "update" puts a new
+--- capture in the old graph's place before the replay, "capture" makes a new graph, nil does neither. An error in fn
+--- leaves the former graph as it was, and goes on. Without graphs (`run.eager`) fn is called.
 ---@param key any
 ---@param fn fun()
 ---@param how? "update"|"capture"
@@ -175,8 +182,8 @@ end
 
 -------------------------------------------------------------------------------------------------------------- checks
 
---- Every byte of this tensor is compared after each step: with the image that is returned, which `effect`s keep up to date (`put`,
---- `set`), and with the same tensor of the run without graphs, where nil is returned.
+--- Every byte of this tensor is compared after each step: with the image that is returned, which `effect`s keep up to
+--- date (`put`, `set`), and with the same tensor of the run without graphs, where nil is returned.
 ---@param name string
 ---@param tensor nibble.tensor
 ---@param where? fun(offset: integer, got: integer, wanted: integer): string  which element a byte belongs to, in words
@@ -210,7 +217,8 @@ function run:same(what, tensor, expected)
   local array = require("nibble.reference").array(expected)
   local got, wanted = tensor.shape, array.shape
   self:expect(table.concat(got, ",") == table.concat(wanted, ",") and tensor.dtype == array.dtype,
-    "%s: got %s {%s}, expected %s {%s}", what, tensor.dtype, table.concat(got, ", "), array.dtype, table.concat(wanted, ", "))
+    "%s: got %s {%s}, expected %s {%s}", what, tensor.dtype, table.concat(got, ", "), array.dtype,
+      table.concat(wanted, ", "))
   local bytes = tensor:bytes()
   self.compared = self.compared + #bytes
   local difference = ledger.difference(what, bytes, array.bytes, ledger.index_of(tensor), "the reference")
@@ -226,7 +234,8 @@ function run:compare(other)
     self.compared = self.compared + entry.image.compared - before
     if difference then self:fail("%s", difference) end
   end
-  self:expect(#self.watched == #other.watched, "%d tensors are watched, %d in the eager run", #self.watched, #other.watched)
+  self:expect(#self.watched == #other.watched, "%d tensors are watched, %d in the eager run", #self.watched,
+    #other.watched)
   for i, entry in ipairs(self.watched) do
     local twin = other.watched[i].tensor
     if not entry.tensor:equal(twin) then
@@ -275,7 +284,8 @@ local function snapshot(self, cache)
   for i, request in ipairs(cache.live) do
     tokens = tokens + request.length
     requests[i] = {
-      id = request.id, length = request.length, dropped = request.dropped, pages = table.move(request.pages, 1, #request.pages, 1, {}),
+      id = request.id, length = request.length, dropped = request.dropped,
+        pages = table.move(request.pages, 1, #request.pages, 1, {}),
     }
   end
   local prefix = #self.caches > 1 and cache.name .. ": " or ""
@@ -297,12 +307,13 @@ function run:settle()
   end
 end
 
---- What a report needs of this run and the eager one: the fields `series`, `caches`, `graphs`, `ops`, `phases`, `compared` and `notes`
---- of nibble.report's record.
+--- What a report needs of this run and the eager one: the fields `series`, `caches`, `graphs`, `ops`, `phases`,
+--- `compared` and `notes` of nibble.report's record.
 ---@param other nibble.run
 ---@return table
 function run:record(other)
-  local record = { notes = self.notes, compared = self.compared, series = self.lists, caches = {}, graphs = {}, ops = {}, phases = {} }
+  local record = { notes = self.notes, compared = self.compared, series = self.lists, caches = {}, graphs = {},
+    ops = {}, phases = {} }
   for i, cache in ipairs(self.caches) do
     local layer = cache.layers[1]
     record.caches[i] = {
@@ -315,7 +326,8 @@ function run:record(other)
   for i, key in ipairs(self.keys) do
     local entry = self.graphs[key]
     record.graphs[i] = {
-      key = tostring(key), nodes = entry.nodes, dot = entry.graph:dot(), captures = entry.captures, updates = entry.updates,
+      key = tostring(key), nodes = entry.nodes, dot = entry.graph:dot(), captures = entry.captures,
+        updates = entry.updates,
       rebuilt = entry.rebuilt, replays = entry.replays,
     }
   end

@@ -5,12 +5,13 @@
 --
 -- A scenario file returns a table (scripts/scenarios/README.md is a cookbook):
 --   title        one line
---   parameters   name -> {default, min =, max =, multiple =, help =} or {choice, choice ..., help =}, the first one the default, or
---                {false, help =}, a flag. On the command line page_size is --page-size
+--   parameters   name -> {default, min =, max =, multiple =, help =} or {choice, choice ..., help =}, the first one the
+--                default, or {false, help =}, a flag. On the command line page_size is --page-size
 --   steps        how many steps: a number, or {default, min =, max =}
 --   setup(run)   makes caches and requests
 --   step(run)    what the host does in a step: requests come, grow and go, inputs are put into place
---   captured(run)   the work of a step, optional: captured once for each key, replayed afterwards (called, in the eager run)
+--   captured(run)   the work of a step, optional: captured once for each key, replayed afterwards (called, in the eager
+--                   run)
 --   key(run)     which graph this step replays; default: one graph
 --   recapture(run)  "update" or "capture" in a step whose graph must be captured again; default: never
 --   check(run)   after each step, in the run with graphs: what must be true beside what the ledger compares anyway
@@ -18,14 +19,17 @@
 --   verdict(run) more words for the last line of a run that went well
 --   valid(p, given, steps)  nil, or what is wrong with these parameters together
 --   grid         parameters that `describe` runs: a list of tables; default: see `grid`
---   reports      kinds of reports that checked mode must give, for what the scenario does wrong on purpose; default: none
+--   reports      kinds of reports that checked mode must give, for what the scenario does wrong on purpose; default:
+--                none
 --   errors       true: the command also prints the quantization error of what was stored
 -- `run` is documented in nibble.run, its caches in nibble.kv.
 --
--- Each attempt is two runs of the same script and seed, one with graphs and one eager. After each step every watched byte is compared
--- with the ledger of nibble.reference, then with the eager run. A failure is shrunk to the smallest parameters that still fail.
+-- Each attempt is two runs of the same script and seed, one with graphs and one eager. After each step every watched
+-- byte is compared with the ledger of nibble.reference, then with the eager run. A failure is shrunk to the smallest
+-- parameters that still fail.
 --
--- Under busted, `require("nibble.scenario").describe("decode")` makes specs of a scenario: one for each point of its grid.
+-- Under busted, `require("nibble.scenario").describe("decode")` makes specs of a scenario: one for each point of its
+-- grid.
 
 local nibble = require "nibble"
 local options = require "nibble.options"
@@ -36,13 +40,16 @@ local scenario = {}
 
 local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
 local folder = here .. "/../../../scripts/scenarios/"
-if not io.open(folder .. "decode.lua") then folder = here .. "/../../../nibble/scripts/scenarios/" end -- of an installed tree
+-- of an installed tree
+if not io.open(folder .. "decode.lua") then folder = here .. "/../../../nibble/scripts/scenarios/" end
 
-------------------------------------------------------------------------------------------------------------- definitions
+------------------------------------------------------------------------------------------------------------ definitions
 
 local fields = {
-  title = "string", parameters = "table", setup = "function", step = "function", captured = "function", key = "function",
-  recapture = "function", check = "function", finish = "function", verdict = "function", valid = "function", grid = "table",
+  title = "string", parameters = "table", setup = "function", step = "function", captured = "function",
+    key = "function",
+  recapture = "function", check = "function", finish = "function", verdict = "function", valid = "function",
+    grid = "table",
   reports = "table", errors = "boolean",
 }
 
@@ -52,10 +59,13 @@ for name in ("steps device seed report trace check plant help"):gmatch("%S+") do
 
 local function checked_definition(def, name)
   local where = "scenario " .. name
-  if type(def) ~= "table" then return nil, ("%s: expected a file that returns a table, got %s"):format(where, type(def)) end
+  if type(def) ~= "table" then
+    return nil, ("%s: expected a file that returns a table, got %s"):format(where, type(def))
+  end
   for field, value in pairs(def) do
     if field ~= "steps" and type(value) ~= fields[field] then
-      return nil, ("%s: %s: expected %s, got %s"):format(where, tostring(field), fields[field] or "a known field", type(value))
+      return nil, ("%s: %s: expected %s, got %s"):format(where, tostring(field), fields[field] or "a known field",
+        type(value))
     end
   end
   for _, field in ipairs { "title", "steps", "setup", "step" } do
@@ -77,19 +87,21 @@ local function checked_definition(def, name)
     end
     for key in pairs(kind) do
       if not described[key] and (math.type(key) ~= "integer" or type(kind[key]) ~= type(default)) then
-        return nil, ("%s: %s: expected min, max, multiple, help, any and choices, got %s"):format(where, parameter, tostring(key))
+        return nil, ("%s: %s: expected min, max, multiple, help, any and choices, got %s"):format(where, parameter,
+          tostring(key))
       end
     end
     if math.type(default) == "integer" and (default < (kind.min or default) or default > (kind.max or default)
       or default % (kind.multiple or 1) ~= 0) then
-      return nil, ("%s: %s: expected a default that is %s, got %d"):format(where, parameter, options.range(kind), default)
+      return nil, ("%s: %s: expected a default that is %s, got %d"):format(where, parameter, options.range(kind),
+        default)
     end
   end
   return def
 end
 
---- The scenario of that name, or in that file: a name with a slash or ending in .lua is a path. `nil, message` when there is none,
---- or when its file is wrong.
+--- The scenario of that name, or in that file: a name with a slash or ending in .lua is a path. `nil, message` when
+--- there is none, or when its file is wrong.
 ---@param name string
 ---@return table? def
 ---@return string? message
@@ -135,7 +147,9 @@ function scenario.values(def, overrides)
   local p = {}
   for name, kind in pairs(def.parameters) do p[name] = kind[1] end
   for name, value in pairs(overrides or {}) do
-    if p[name] == nil then error(("scenario %s: %s: expected a parameter, got an unknown name"):format(def.name, name), 0) end
+    if p[name] == nil then
+      error(("scenario %s: %s: expected a parameter, got an unknown name"):format(def.name, name), 0)
+    end
     p[name] = value
   end
   return p
@@ -187,7 +201,8 @@ local function plant(run, which)
   return entry.name .. ": " .. entry.where(offset, got, wanted)
 end
 
--- Where in the scenario's own files (not in nibble's) an error came from: "./mine.lua:12: ", and the traceback down to there.
+-- Where in the scenario's own files (not in nibble's) an error came from: "./mine.lua:12: ", and the traceback down to
+-- there.
 local function place_of(level)
   local place
   repeat
@@ -200,7 +215,8 @@ local function place_of(level)
   return place or "", (debug.traceback("", 3):gsub("\n%s*%[C%]: in function 'xpcall'.*", ""):gsub("^\n", ""))
 end
 
--- A scenario with the same functions, which note where an error comes from: `scope` and `capture` raise it anew, without that.
+-- A scenario with the same functions, which note where an error comes from: `scope` and `capture` raise it anew,
+-- without that.
 local function traced(def, outcome)
   local twin = setmetatable({}, { __index = def })
   for name, fn in pairs(def) do
@@ -223,7 +239,8 @@ local function one_step(def, run, step)
   run.step = step
   def.step(run)
   if def.captured then
-    run:graph(def.key and def.key(run) or "step", function() def.captured(run) end, def.recapture and def.recapture(run))
+    run:graph(def.key and def.key(run) or "step", function() def.captured(run) end, def.recapture
+      and def.recapture(run))
   end
   run:settle()
 end
@@ -233,7 +250,8 @@ local function attempt_once(def, opts)
   def = traced(def, outcome)
   local function new(eager)
     return run_class.new {
-      p = opts.p, device = opts.device, seed = opts.seed, steps = opts.steps, eager = eager, snapshots = opts.snapshots and not eager,
+      p = opts.p, device = opts.device, seed = opts.seed, steps = opts.steps, eager = eager, snapshots = opts.snapshots
+        and not eager,
     }
   end
   local run, eager = new(false), new(true)
@@ -324,8 +342,8 @@ local function copy_of(opts, changes)
   return copy
 end
 
---- Whether these parameters can be run together; if not, why. `given`: the parameters that were named; default: those that are not
---- at their default, which a command line would name.
+--- Whether these parameters can be run together; if not, why. `given`: the parameters that were named; default: those
+--- that are not at their default, which a command line would name.
 ---@param def table
 ---@param opts nibble.attempt
 ---@param given? table<string, boolean>
@@ -340,9 +358,9 @@ function scenario.valid(def, opts, given)
   return not reason, reason
 end
 
---- The smallest parameters that still fail in the same way (a wrong byte, an error, or a report of checked mode): each number is
---- bisected between its minimum and its value, each choice tries the earlier ones, until nothing gets smaller or `budget` attempts
---- were made.
+--- The smallest parameters that still fail in the same way (a wrong byte, an error, or a report of checked mode): each
+--- number is bisected between its minimum and its value, each choice tries the earlier ones, until nothing gets smaller
+--- or `budget` attempts were made.
 ---@param def table
 ---@param opts nibble.attempt   a failing attempt
 ---@param outcome nibble.outcome  its outcome
@@ -420,11 +438,12 @@ end
 
 -- Smaller parameters say nothing about what did not fit into memory, and those just below it run for minutes.
 local function out_of_memory(message)
-  return message:find "not enough memory$" or message:find "%(out of memory%)$" or message:find ": memory: expected at most "
+  return message:find "not enough memory$" or message:find "%(out of memory%)$"
+    or message:find ": memory: expected at most "
 end
 
---- What failed, the smallest parameters that fail so, the seed and the line that repeats it. What does not fit into memory is not
---- shrunk.
+--- What failed, the smallest parameters that fail so, the seed and the line that repeats it. What does not fit into
+--- memory is not shrunk.
 ---@param def table
 ---@param opts nibble.attempt
 ---@param outcome nibble.outcome
@@ -437,16 +456,19 @@ function scenario.explain(def, opts, outcome, command)
   end
   local smallest, again = scenario.shrink(def, opts, outcome)
   local list = {}
-  for _, name in ipairs(scenario.parameters(def)) do list[#list + 1] = ("%s = %s"):format(name, tostring(smallest.p[name])) end
+  for _, name in ipairs(scenario.parameters(def)) do
+    list[#list + 1] = ("%s = %s"):format(name, tostring(smallest.p[name]))
+  end
   list[#list + 1] = ("steps = %d, seed = %d"):format(smallest.steps, smallest.seed)
-  return ("FAILED at %s\nsmallest: %s\n  fails at %s\nrepeat:   %s"):format(outcome.message, table.concat(list, ", "), again.message,
+  return ("FAILED at %s\nsmallest: %s\n  fails at %s\nrepeat:   %s"):format(outcome.message, table.concat(list, ", "),
+    again.message,
     scenario.command_line(def, smallest, command))
 end
 
-------------------------------------------------------------------------------------------------------------------- busted
+----------------------------------------------------------------------------------------------------------------- busted
 
---- The points of a scenario's grid: its own `grid`; otherwise its defaults, all minima together, and each choice that is not the
---- default by itself.
+--- The points of a scenario's grid: its own `grid`; otherwise its defaults, all minima together, and each choice that
+--- is not the default by itself.
 ---@param def table
 ---@return table<string, any>[]
 function scenario.grid(def)
@@ -462,8 +484,8 @@ function scenario.grid(def)
   return points
 end
 
---- Specs of a scenario, for busted: one for each point of its grid on the default device, the first one tagged quick. A failure says
---- what `nibble scenario` would.
+--- Specs of a scenario, for busted: one for each point of its grid on the default device, the first one tagged quick. A
+--- failure says what `nibble scenario` would.
 ---@param name string  a name or a path
 function scenario.describe(name)
   local busted = require "busted"
@@ -477,7 +499,8 @@ function scenario.describe(name)
       it((#words > 0 and table.concat(words, ", ") or "with its defaults") .. (i == 1 and " #quick" or ""), function()
         local p = {}
         for key, value in pairs(point) do if key ~= "steps" then p[key] = value end end
-        local opts = { p = scenario.values(def, p), device = assert(nibble.device()), seed = 1, steps = steps or def.steps[1] }
+        local opts = { p = scenario.values(def, p), device = assert(nibble.device()), seed = 1, steps = steps
+          or def.steps[1] }
         assert(scenario.valid(def, opts))
         local outcome = scenario.attempt(def, opts)
         if not outcome.ok then error(scenario.explain(def, opts, outcome), 0) end

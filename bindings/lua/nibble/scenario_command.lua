@@ -39,7 +39,8 @@ local function print_parameters(scenario, def)
   for _, name in ipairs(scenario.parameters(def)) do rows[#rows + 1] = { name, def.parameters[name] } end
   for _, row in ipairs(rows) do
     local default = row[2][1] == false and "off" or row[2][1]
-    print(("  --%-16s %-10s %-26s %s"):format(row[1]:gsub("_", "-"), visible(tostring(default)), visible(options.range(row[2])),
+    print(("  --%-16s %-10s %-26s %s"):format(row[1]:gsub("_", "-"), visible(tostring(default)),
+      visible(options.range(row[2])),
       visible(row[2].help or "")))
   end
 end
@@ -47,7 +48,8 @@ end
 local function print_list(scenario)
   local names = scenario.names()
   if #names == 0 then
-    io.stderr:write("nibble scenario: none are installed here (make install brings them); files of your own run by their paths\n")
+    io.stderr:write(
+      "nibble scenario: none are installed here (make install brings them); files of your own run by their paths\n")
     return 1
   end
   for i, name in ipairs(names) do
@@ -76,8 +78,10 @@ local function print_graphs(record)
       counts[node.name] = (counts[node.name] or 0) + 1
     end
     for k, name in ipairs(names) do names[k] = ("%d %s"):format(counts[name], name) end
-    print(("%-10s%s: %d nodes (%s); captured %d, updated %d, built anew %d, replayed %d times"):format(i == 1 and "graphs" or "",
-      visible(graph.key), #graph.nodes, table.concat(names, ", "), graph.captures, graph.updates, graph.rebuilt, graph.replays))
+    print(("%-10s%s: %d nodes (%s); captured %d, updated %d, built anew %d, replayed %d times"):format(i == 1
+      and "graphs" or "",
+      visible(graph.key), #graph.nodes, table.concat(names, ", "), graph.captures, graph.updates, graph.rebuilt,
+        graph.replays))
   end
 end
 
@@ -104,7 +108,8 @@ end
 -- The options of a scenario and the attempt they stand for; nil, exit status.
 local function read_options(scenario, def, arguments)
   local kinds = {
-    device = {}, seed = { 1 }, report = {}, trace = {}, check = { false }, plant = { false }, help = { false }, steps = def.steps,
+    device = {}, seed = { 1 }, report = {}, trace = {}, check = { false }, plant = { false }, help = { false },
+      steps = def.steps,
   }
   for name, kind in pairs(def.parameters) do
     kinds[name:gsub("_", "-")] = kind
@@ -114,13 +119,15 @@ local function read_options(scenario, def, arguments)
   if opts.help then
     print(visible(def.title) .. "\n\nusage: nibble scenario " .. visible(def.name) .. " [OPTIONS]\n")
     print_parameters(scenario, def)
-    print("  --device NAME  --seed N  --report FILE  --trace FILE  --check  --plant  --help   (nibble scenario --help explains them)")
+    print("  --device NAME  --seed N  --report FILE  --trace FILE  --check  --plant  --help   "
+      .. "(nibble scenario --help explains them)")
     return nil, 0
   end
   local device, reason = nibble.device(opts.device)
   if not device then return nil, misuse("%s: %s", opts.device and "--device" or "NIBBLE_DEVICE", reason) end
   local attempt = {
-    p = {}, device = device, seed = opts.seed, steps = opts.steps, plant = opts.plant and 0 or nil, checked = opts.check,
+    p = {}, device = device, seed = opts.seed, steps = opts.steps, plant = opts.plant and 0 or nil,
+      checked = opts.check,
     snapshots = opts.report ~= nil,
   }
   local named = {}
@@ -150,12 +157,14 @@ local function run_one(scenario, def, arguments)
   local attempt, file, trace_file = read_options(scenario, def, arguments)
   if not attempt then return file end
   local held
-  if file then -- a folder that is not there is told before the work, not after it; a pipe's reader sees no end before the report
+  -- a folder that is not there is told before the work, not after it; a pipe's reader sees no end before the report
+  if file then
     local message, code
     held, message, code = io.open(file, "r+")
     local writer = code == 2 and nibble.create(file)
     if not held and not writer then return misuse("--report: %s", message) end
-    if writer then pcall(function() local _ <close> = writer; error("") end) end -- left by an error it puts nothing there
+    -- left by an error it puts nothing there
+    if writer then pcall(function() local _ <close> = writer; error("") end) end
   end
   if trace_file then -- after what may end the run before it begins: an old trace would be replaced
     local message
@@ -191,7 +200,9 @@ local function run_one(scenario, def, arguments)
   local record = fill_record(scenario, def, attempt, outcome, scenario.command_line(def, attempt, command))
   for i, note in ipairs(record.notes) do print((i == 1 and "input     " or "          ") .. visible(note)) end
   print_graphs(record)
-  if outcome.planted then print(("planted   after step %d: %s"):format((attempt.steps + 1) // 2, visible(outcome.planted))) end
+  if outcome.planted then
+    print(("planted   after step %d: %s"):format((attempt.steps + 1) // 2, visible(outcome.planted)))
+  end
   print()
   print_phases(record, check_ms)
   if def.errors and outcome.ok then
@@ -211,7 +222,8 @@ local function run_one(scenario, def, arguments)
     record.message = outcome.message
     print(bold "FAILED at " .. visible(outcome.message))
   elseif outcome.ok then
-    print(numbers.format("%s: after each of %d steps every byte is the reference's and the eager run's (%.1f MB compared)%s", bold "ok",
+    print(numbers.format(
+      "%s: after each of %d steps every byte is the reference's and the eager run's (%.1f MB compared)%s", bold "ok",
       attempt.steps, outcome.run.compared / 1e6, def.verdict and "; " .. visible(def.verdict(outcome.run)) or ""))
   else
     print(visible(scenario.explain(def, attempt, outcome, command)))

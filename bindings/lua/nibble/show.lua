@@ -7,7 +7,8 @@
 --   show.svg.save("graph.svg", show.svg.graph(graph))      -- see nibble.svg
 --
 -- Options that all of them know: `color` (default: standard output is a terminal, NO_COLOR is not set, TERM is not
--- "dumb"), `utf8` (default: the locale's character set; otherwise plain ASCII), `width` in columns (default: COLUMNS or 100).
+-- "dumb"), `utf8` (default: the locale's character set; otherwise plain ASCII), `width` in columns (default: COLUMNS or
+-- 100).
 
 local numbers = require "nibble.numbers"
 
@@ -56,7 +57,8 @@ local glyphs = {
 
 local function style(opts)
   opts = opts or {}
-  local s = { width = opts.width or math.tointeger(tonumber(set("COLUMNS"))) or 100, color = opts.color, utf8 = opts.utf8 }
+  local s = { width = opts.width or math.tointeger(tonumber(set("COLUMNS"))) or 100, color = opts.color,
+    utf8 = opts.utf8 }
   if s.color == nil then s.color = show.use_color() end
   if s.utf8 == nil then s.utf8 = show.use_utf8() end
   s.glyphs = glyphs[s.utf8]
@@ -64,8 +66,8 @@ local function style(opts)
   return s
 end
 
---- Text from elsewhere (a title, a name, a path) for a terminal: control characters, marks that turn the direction of text, and bytes
---- that are no UTF-8 as \x1B or \u{202E}. Also a line's end, but for where `lines` is true.
+--- Text from elsewhere (a title, a name, a path) for a terminal: control characters, marks that turn the direction of
+--- text, and bytes that are no UTF-8 as \x1B or \u{202E}. Also a line's end, but for where `lines` is true.
 ---@param text string
 ---@param lines? boolean
 ---@return string
@@ -242,8 +244,8 @@ function show.read_block(data, sf, slot, head, block, kv_layout)
   return codes, row(sf):narrow(1, block + 1, 1):bytes():byte()
 end
 
---- A block of 16: input, scale byte and value, codes, decoded values, errors. Without `codes` and `scale_byte` they are what
---- append would store. `global_scale`: the global decode scale, default 1.
+--- A block of 16: input, scale byte and value, codes, decoded values, errors. Without `codes` and `scale_byte` they are
+--- what append would store. `global_scale`: the global decode scale, default 1.
 ---@param input number[]|nibble.tensor  16 numbers
 ---@param opts? {global_scale?: number, codes?: integer[], scale_byte?: integer, color?: boolean, utf8?: boolean}
 ---@return string
@@ -264,7 +266,8 @@ function show.block(input, opts)
   local scale = reference.decode(scale_byte, "float8_e4m3fn")
   local unit = scale * g
   local lines = {
-    numbers.format("scale byte 0x%02X = %.9g, global scale %.9g: codes count in units of %.6g", scale_byte, scale, g, unit),
+    numbers.format("scale byte 0x%02X = %.9g, global scale %.9g: codes count in units of %.6g", scale_byte, scale, g,
+      unit),
     ("  %2s %13s %6s %6s %13s %13s  error in half steps"):format("", "input", "code", "E2M1", "decoded", "error"),
   }
   for i = 1, 16 do
@@ -282,7 +285,8 @@ function show.block(input, opts)
       right = bar .. (steps == 9 and s.glyphs.right or "")
     end
     local tint = math.abs(relative) > 1 and "31" or "36"
-    lines[#lines + 1] = numbers.format("  %2d %13.6g %6X %6.1f %13.6g %13.6g  ", i - 1, values[i], code, value, value * unit,
+    lines[#lines + 1] = numbers.format("  %2d %13.6g %6X %6.1f %13.6g %13.6g  ", i - 1, values[i], code, value,
+      value * unit,
       difference) .. s.paint(tint, left) .. s.glyphs.line .. s.paint(tint, right)
   end
   return table.concat(lines, "\n")

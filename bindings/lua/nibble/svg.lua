@@ -3,13 +3,13 @@
 --   local svg = require "nibble.svg"
 --   snapshots[#snapshots + 1] = svg.snapshot(allocator, requests, step)              -- after each step
 --   svg.save("pages.svg", svg.page_table(allocator, snapshots, { title = "decode" }))
---   svg.save("graph.svg", svg.graph(graph))                                          -- DOT text where Graphviz is missing
+--   svg.save("graph.svg", svg.graph(graph))                                          -- DOT text where Graphviz is
+--                                                                                    missing
 --   svg.save("errors.svg", svg.error_map(values, { title = "layer 0 K" }))           -- values[head][token][block]
 --   svg.save("tokens.svg", svg.curve(values, { title = "tokens" }))
 --
--- The pictures follow the reader's light or dark colours, need nothing else, and can be put into a page of HTML as they are; a
--- file of its own brings its background.
--- A cell's title (a tooltip) says its numbers in words.
+-- The pictures follow the reader's light or dark colours, need nothing else, and can be put into a page of HTML as they
+-- are; a file of its own brings its background. A cell's title (a tooltip) says its numbers in words.
 
 local numbers = require "nibble.numbers"
 
@@ -26,10 +26,12 @@ font:11px system-ui,sans-serif;max-width:100%;height:auto}.nib .part{opacity:.35
 .nib .middle{text-anchor:middle}.nib .end{text-anchor:end}]]
 
 local function fail(where, parameter, expected, got)
-  error(("svg.%s: %s: expected %s, got %s"):format(where, parameter, expected, type(got) == "string" and got or type(got)), 0)
+  error(("svg.%s: %s: expected %s, got %s"):format(where, parameter, expected, type(got) == "string" and got
+    or type(got)), 0)
 end
 
---- Text that can stand in SVG and HTML, between tags or in double quotes. What is neither UTF-8 nor allowed there becomes "?".
+--- Text that can stand in SVG and HTML, between tags or in double quotes. What is neither UTF-8 nor allowed there
+--- becomes "?".
 ---@param text any
 ---@return string
 function svg.escape(text)
@@ -62,12 +64,14 @@ end
 function canvas:add(format, ...) self.parts[#self.parts + 1] = numbers.format(format, ...) end
 
 function canvas:text(x, y, text, class)
-  self:add('<text x="%s" y="%s"%s>%s</text>', number(x), number(y), class and (' class="%s"'):format(class) or "", svg.escape(text))
+  self:add('<text x="%s" y="%s"%s>%s</text>', number(x), number(y), class and (' class="%s"'):format(class) or "",
+    svg.escape(text))
 end
 
 function canvas:rect(class, x, y, width, height, title)
   self:add(title and '<rect class="%s" x="%s" y="%s" width="%s" height="%s"><title>%s</title></rect>'
-    or '<rect class="%s" x="%s" y="%s" width="%s" height="%s"/>', class, number(x), number(y), number(width), number(height),
+    or '<rect class="%s" x="%s" y="%s" width="%s" height="%s"/>', class, number(x), number(y), number(width),
+      number(height),
     title and svg.escape(title))
 end
 
@@ -84,7 +88,8 @@ function canvas:finish(width, height)
   width, height = math.ceil(width), math.ceil(height)
   return ('<svg xmlns="http://www.w3.org/2000/svg" class="nib" width="%d" height="%d" viewBox="0 0 %d %d" role="img"%s>'
     .. "<style>%s%s</style>\n%s\n</svg>\n"):format(width, height, width, height,
-    self.name and (' aria-label="%s"'):format(self.name) or "", STYLE, table.concat(self.rules), table.concat(self.parts, "\n"))
+    self.name and (' aria-label="%s"'):format(self.name) or "", STYLE, table.concat(self.rules),
+      table.concat(self.parts, "\n"))
 end
 
 local function text_width(text) return 6.2 * (utf8.len(text) or #text) end
@@ -182,7 +187,8 @@ local function draw_cell(picture, classes, pool, state, x, y, width, height, whe
     picture:rect("held", x, y, width, height, where .. (state.reserved and ": reserved" or ": held by others"))
     return
   end
-  local title = ("%s: request %s%s, %d of %d tokens"):format(where, table.concat(owners, ", "), #owners > 1 and " (shared)" or "",
+  local title = ("%s: request %s%s, %d of %d tokens"):format(where, table.concat(owners, ", "), #owners > 1
+    and " (shared)" or "",
     state.filled, pool.page_size)
   local share, band = state.filled / pool.page_size, height / math.min(#owners, 4)
   for i = 1, math.min(#owners, 4) do -- a shared page has a band for each of its requests
@@ -202,8 +208,8 @@ end
 ---@field max_steps? integer  columns; of more, evenly spread ones are drawn; default 480
 ---@field max_pages? integer  rows; the first ones that any request held are drawn; default 256
 
---- The pages of a pool over time: a row for each page, a column for each snapshot, in the colours of the requests. The filled
---- part of a page is solid.
+--- The pages of a pool over time: a row for each page, a column for each snapshot, in the colours of the requests. The
+--- filled part of a page is solid.
 ---@param pool {num_pages: integer, page_size: integer}  an allocator will do
 ---@param snapshots nibble.snapshot[]
 ---@param opts? nibble.page_table_options
@@ -223,7 +229,8 @@ function svg.page_table(pool, snapshots, opts)
       if not classes[request.id] then
         ids[#ids + 1] = request.id
         -- The golden angle: neighbours differ, and there are as many colours as needed.
-        classes[request.id] = picture:rule("q" .. #ids, ("fill:hsl(%d 62%% var(--request))"):format((#ids - 1) * 137.508 // 1 % 360))
+        classes[request.id] = picture:rule("q" .. #ids,
+          ("fill:hsl(%d 62%% var(--request))"):format((#ids - 1) * 137.508 // 1 % 360))
       end
     end
     for page in pairs(states[c]) do held[page] = true end
@@ -238,7 +245,8 @@ function svg.page_table(pool, snapshots, opts)
   local height = clamp(720 / math.max(#rows, 1), 4, 15)
   local right, bottom = left + #columns * width, top + #rows * height
   picture:text(left - 4, top - 5, "step", "soft end")
-  local edge = math.max(right + 1, left + 370) -- of the picture: a label that is wider than its columns may not fit before it
+  -- of the picture: a label that is wider than its columns may not fit before it
+  local edge = math.max(right + 1, left + 370)
   for c = 1, #columns, every(30, width) do
     local x, label = left + (c - 0.5) * width, columns[c].step
     if x + text_width(tostring(label)) / 2 <= edge then picture:text(x, top - 5, label, "soft middle") end
@@ -250,10 +258,13 @@ function svg.page_table(pool, snapshots, opts)
     local c = 1
     while c <= #columns do
       local state, last = states[c][page], c
-      while last < #columns and state and states[last + 1][page] and states[last + 1][page].key == state.key do last = last + 1 end
+      while last < #columns and state and states[last + 1][page] and states[last + 1][page].key == state.key do
+        last = last + 1
+      end
       if state then
         local from, to = tostring(columns[c].step), tostring(columns[last].step)
-        local where = ("page %d, %s"):format(page, from == to and "step " .. from or ("steps %s to %s"):format(from, to))
+        local where = ("page %d, %s"):format(page, from == to and "step " .. from
+          or ("steps %s to %s"):format(from, to))
         draw_cell(picture, classes, pool, state, left + (c - 1) * width, top + (r - 1) * height + gap / 2,
           (last - c + 1) * width - math.min(0.6, width / 6), height - gap, where)
       end
@@ -275,7 +286,8 @@ end
 
 ------------------------------------------------------------------------------------------------------------- graphs
 
---- The picture that Graphviz's `dot` makes of a graph, and "svg"; where there is no `dot`, the text in Graphviz's language and "dot".
+--- The picture that Graphviz's `dot` makes of a graph, and "svg"; where there is no `dot`, the text in Graphviz's
+--- language and "dot".
 ---@param graph nibble.graph|string  a captured graph, or such a text
 ---@return string text
 ---@return "svg"|"dot" format
@@ -324,7 +336,8 @@ local function draw_head(picture, tokens, map, h, x, y, width, height, first)
       end
       if level then
         local from, to = first + (c - 1) * map.group, first + math.min(last * map.group, tokens) - 1
-        picture:rect(heat_class(picture, level), x + (c - 1) * width, y + (b - 1) * height, (last - c + 1) * width, height - 0.5,
+        picture:rect(heat_class(picture, level), x + (c - 1) * width, y + (b - 1) * height, (last - c + 1) * width,
+          height - 0.5,
           numbers.format("head %d, block %d, %s%.3g", h - 1, b - 1,
             from == to and ("token %d: "):format(from) or ("tokens %d to %d: up to "):format(from, to), worst))
       end
@@ -341,7 +354,8 @@ end
 ---@field most? number          value of the darkest shade; default: the largest value
 ---@field width? integer        pixels, about; default 960
 
---- The error of every block: for each head a strip with a column for each token and a row for each block of 16 dimensions.
+--- The error of every block: for each head a strip with a column for each token and a row for each block of 16
+--- dimensions.
 ---@param values number[][][]  [head][token][block]; false or NaN where there is none
 ---@param opts? nibble.error_map_options
 ---@return string
@@ -425,9 +439,11 @@ function svg.curve(values, opts)
   local left, top = 8 + math.max(text_width(labels[1]), text_width(labels[2])), picture.top + 4
   local bottom, room = top + height, width - left - 6
   local function place(i, x)
-    return number(left + (#values > 1 and (i - 1) / (#values - 1) or 0) * room) .. "," .. number(bottom - (x - low) / span * height)
+    return number(left + (#values > 1 and (i - 1) / (#values - 1) or 0) * room) .. "," ..
+      number(bottom - (x - low) / span * height)
   end
-  picture:add('<path class="line" d="M%s,%sH%sM%s,%sH%s"/>', number(left), number(top), number(left + room), number(left),
+  picture:add('<path class="line" d="M%s,%sH%sM%s,%sH%s"/>', number(left), number(top), number(left + room),
+    number(left),
     number(bottom), number(left + room))
   picture:text(left - 4, top + 4, labels[1], "soft end")
   picture:text(left - 4, bottom + 4, labels[2], "soft end")
@@ -447,7 +463,8 @@ function svg.curve(values, opts)
     i = math.max(i + (#points == 0 and 1 or 0), start + 1)
   end
   picture:text(left, bottom + 16, "1", "soft")
-  picture:text(left + room, bottom + 16, ("%s%d steps"):format(opts.unit and opts.unit .. " over " or "", #values), "soft end")
+  picture:text(left + room, bottom + 16, ("%s%d steps"):format(opts.unit and opts.unit .. " over " or "", #values),
+    "soft end")
   return picture:finish(width, bottom + 22)
 end
 

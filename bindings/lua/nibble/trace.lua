@@ -10,16 +10,18 @@
 --
 -- or `nibble scenario NAME --trace FILE` and `nibble trace FILE [--chrome OUT.json] [--replay]`.
 --
--- The file has a JSON object on each line. First a header: {"nibble": version, "trace": 1, "device": the default device, ...}. Then one
--- for each observation, in order, with the fields of nibble.observation; `time` counts in seconds from the first of them, in whole
--- nanoseconds, and stands still while the recorder is paused. Two fields more:
---   indices   of work that reads index tensors (slot_mapping, block_tables, seq_lens, positions, kv_page_indptr, slots), and of
---             a replay of a graph that does: what they held, [{storage, offset, dtype, shape, stride, values}]. To know it the
---             recorder waits for what writes them, as reading a value does; inside a capture it cannot.
---   contents  of a host_write: the bytes in hexadecimal, of int32 and int64 up to 1 MiB, of others up to 4096 bytes; of a copy, too,
---             where its source was gone before the recorder could look.
--- Real attributes are texts ("%.17g", "inf", "-inf", "nan"), as JSON does not have them all. In texts that come from elsewhere (fields
--- of the header, `where`, `name`) a backslash is two, and a byte that is no UTF-8 is \xNN; read gives back the bytes.
+-- The file has a JSON object on each line. First a header: {"nibble": version, "trace": 1, "device": the default
+-- device, ...}. Then one for each observation, in order, with the fields of nibble.observation; `time` counts in
+-- seconds from the first of them, in whole nanoseconds, and stands still while the recorder is paused. Two fields more:
+--   indices   of work that reads index tensors (slot_mapping, block_tables, seq_lens, positions, kv_page_indptr,
+--             slots), and of a replay of a graph that does: what they held, [{storage, offset, dtype, shape, stride,
+--             values}]. To know it the recorder waits for what writes them, as reading a value does; inside a capture
+--             it cannot.
+--   contents  of a host_write: the bytes in hexadecimal, of int32 and int64 up to 1 MiB, of others up to 4096 bytes; of
+--             a copy, too, where its source was gone before the recorder could look.
+-- Real attributes are texts ("%.17g", "inf", "-inf", "nan"), as JSON does not have them all. In texts that come from
+-- elsewhere (fields of the header, `where`, `name`) a backslash is two, and a byte that is no UTF-8 is \xNN; read gives
+-- back the bytes.
 
 local json = require "nibble.json"
 local nibble = require "nibble"
@@ -110,8 +112,8 @@ function recorder:graph_indices(o)
   end
 end
 
--- Whether a copy reads what the host wrote and the recorder could not see: a number's or a table's way into a tensor is a storage
--- that is gone by the time that the recorder is told of it.
+-- Whether a copy reads what the host wrote and the recorder could not see: a number's or a table's way into a tensor is
+-- a storage that is gone by the time that the recorder is told of it.
 function recorder:copies_unknown(o)
   if o.kernel ~= "copy" then return false end
   for _, access in ipairs(o.accesses) do
@@ -168,7 +170,8 @@ function recorder:line(o)
   copy.indices = self:graph_indices(o)
   if o.kind == "work" and not o.capture then copy.indices = trace.indices_of(o.accesses) end
   local target = o.accesses and o.accesses[1]
-  if target and (o.kind == "host_write" or o.kind == "work" and not o.capture and (not o.kernel or self:copies_unknown(o))) then
+  if target and (o.kind == "host_write" or o.kind == "work" and not o.capture
+    and (not o.kernel or self:copies_unknown(o))) then
     copy.contents = contents_of(target)
     if o.kind == "host_write" then self.unknown[target.storage] = not copy.contents or nil end
   elseif o.kind == "storage_freed" then
@@ -192,8 +195,9 @@ function recorder:line(o)
   return json.encode(copy)
 end
 
---- Records what is done from now on into a file, until `close`. Several recorders need different names. The file takes its place
---- at the close; a run that is killed leaves PATH.RANDOM.part, which `read` reads, and what was at PATH before.
+--- Records what is done from now on into a file, until `close`. Several recorders need different names. The file takes
+--- its place at the close; a run that is killed leaves PATH.RANDOM.part, which `read` reads, and what was at PATH
+--- before.
 ---@param path string
 ---@param header? table   fields more for the first line (texts, numbers)
 ---@param name? string    of the observer; default "trace"
@@ -205,7 +209,8 @@ function trace.record(path, header, name)
   first = json.encode(first)
   local file, message = nibble.create(path)
   if not file then return nil, message end
-  local self = setmetatable({ file = file, path = path, name = name or "trace", captures = {}, graphs = {}, created = {}, unknown = {},
+  local self = setmetatable({ file = file, path = path, name = name or "trace", captures = {}, graphs = {},
+    created = {}, unknown = {},
     count = 0, last = 0.0, paused = false, resumed = false }, recorder)
   file:write(first, "\n")
   nibble.observe(function(o)
@@ -217,8 +222,8 @@ function trace.record(path, header, name)
   return self
 end
 
---- What is done while it is paused is not recorded, but for the freeing of storages whose making was, and takes no time: what comes
---- next follows at once.
+--- What is done while it is paused is not recorded, but for the freeing of storages whose making was, and takes no
+--- time: what comes next follows at once.
 ---@param paused boolean
 function recorder:pause(paused)
   self.resumed = self.resumed or self.paused and not paused
@@ -247,10 +252,13 @@ recorder.__close = recorder.close
 
 -- The kinds of observations, with the fields that each needs.
 local KINDS = {
-  work = { "stream", "accesses" }, event_record = { "stream", "event" }, stream_wait = { "stream", "event" }, synchronized = {},
+  work = { "stream", "accesses" }, event_record = { "stream", "event" }, stream_wait = { "stream", "event" },
+    synchronized = {},
   host_read = {}, host_write = {}, capture_begin = { "stream", "capture" }, capture_end = { "capture", "graph" },
-  capture_abort = { "capture" }, replay = { "stream", "graph" }, storage_created = { "storage" }, storage_freed = { "storage" },
-  tensor_released = { "storage" }, event_released = { "event" }, graph_released = { "graph" }, stream_created = { "stream" },
+  capture_abort = { "capture" }, replay = { "stream", "graph" }, storage_created = { "storage" },
+    storage_freed = { "storage" },
+  tensor_released = { "storage" }, event_released = { "event" }, graph_released = { "graph" },
+    stream_created = { "stream" },
   stream_released = { "stream" }, range_push = { "name" }, range_pop = {},
 }
 
@@ -258,8 +266,10 @@ local KINDS = {
 local TYPES = {
   { "time", "number" }, { "begin", "number" }, { "name", "string" }, { "operation", "string" }, { "stream", "integer" },
   { "event", "integer" }, { "graph", "integer" },
-  { "capture", "integer" }, { "storage", "integer" }, { "bytes", "integer" }, { "node", "integer" }, { "kernel", "string" },
-  { "where", "string" }, { "contents", "string" }, { "accesses", "table" }, { "indices", "table" }, { "attributes", "table" },
+  { "capture", "integer" }, { "storage", "integer" }, { "bytes", "integer" }, { "node", "integer" },
+    { "kernel", "string" },
+  { "where", "string" }, { "contents", "string" }, { "accesses", "table" }, { "indices", "table" },
+    { "attributes", "table" },
   { "deps", "table" },
 }
 
@@ -272,10 +282,14 @@ local function is_integers(list)
 end
 
 local function valid_access(access)
-  if type(access) ~= "table" or math.type(access.storage) ~= "integer" or math.type(access.offset) ~= "integer" then return false end
+  if type(access) ~= "table" or math.type(access.storage) ~= "integer" or math.type(access.offset) ~= "integer" then
+    return false
+  end
   if not (numbers.floats[access.dtype] or numbers.integers[access.dtype]) then return false end
   if access.parameter ~= nil and type(access.parameter) ~= "string" then return false end
-  if not is_integers(access.shape) or not is_integers(access.stride) or #access.shape ~= #access.stride then return false end
+  if not is_integers(access.shape) or not is_integers(access.stride) or #access.shape ~= #access.stride then
+    return false
+  end
   for _, size in ipairs(access.shape) do
     if size < 0 then return false end
   end
@@ -323,8 +337,8 @@ local function read_line(text, number)
   return value
 end
 
---- Reads a trace. `nil, message` for a file that cannot be read or is none. Of one that ends in the middle of a line, as a killed
---- run leaves it, what is before that line; `cut` says so.
+--- Reads a trace. `nil, message` for a file that cannot be read or is none. Of one that ends in the middle of a line,
+--- as a killed run leaves it, what is before that line; `cut` says so.
 ---@param path string
 ---@return nibble.trace?
 ---@return string? message
@@ -362,8 +376,8 @@ local function page_size_of(access)
   if access.kv_layout and #access.shape == 4 then return access.shape[access.kv_layout == "HND" and 3 or 2] end
 end
 
---- The pages that work reads or writes by its index tensors' values: a list of {storage, pages = {[page] = true}, write}. Slots that an
---- operation skips (negative, past the cache) touch none.
+--- The pages that work reads or writes by its index tensors' values: a list of {storage, pages = {[page] = true},
+--- write}. Slots that an operation skips (negative, past the cache) touch none.
 function trace.pages_of(work, indices)
   local values = {}
   for _, access in ipairs(work.accesses) do
@@ -506,7 +520,9 @@ local function table_text(lines, rows)
     for i, cell in ipairs(row) do widths[i] = math.max(widths[i] or 0, #cell) end
   end
   for _, row in ipairs(rows) do
-    for i, cell in ipairs(row) do row[i] = i == 1 and cell .. (" "):rep(widths[i] - #cell) or (" "):rep(widths[i] - #cell) .. cell end
+    for i, cell in ipairs(row) do
+      row[i] = i == 1 and cell .. (" "):rep(widths[i] - #cell) or (" "):rep(widths[i] - #cell) .. cell
+    end
     lines[#lines + 1] = "  " .. table.concat(row, "  ")
   end
 end
@@ -518,9 +534,10 @@ local function sorted_by_id(map)
   return list
 end
 
---- What a run did, as text: operations with calls (queued alone, recorded in graphs, done by replays) and the bytes of the views that
---- they were given; pages touched in each cache; graphs and the time between their replays; ranges; memory; the time between two
---- pieces of work. All times are those of queuing, on the host, without what was done while the recorder was paused.
+--- What a run did, as text: operations with calls (queued alone, recorded in graphs, done by replays) and the bytes of
+--- the views that they were given; pages touched in each cache; graphs and the time between their replays; ranges;
+--- memory; the time between two pieces of work. All times are those of queuing, on the host, without what was done
+--- while the recorder was paused.
 ---@param run nibble.trace
 ---@return string
 function trace.summary(run)
@@ -539,7 +556,8 @@ function trace.summary(run)
   if #storages > 0 then
     rows = { { "cache", "pages written", "pages read" } }
     for _, storage in ipairs(storages) do
-      rows[#rows + 1] = { "storage " .. storage.id, tostring(count_keys(storage.written)), tostring(count_keys(storage.read)) }
+      rows[#rows + 1] = { "storage " .. storage.id, tostring(count_keys(storage.written)),
+        tostring(count_keys(storage.read)) }
     end
     table_text(lines, rows)
   end
@@ -547,7 +565,8 @@ function trace.summary(run)
   if #graphs > 0 then
     rows = { { "graph", "nodes", "captures", "replays", "ms between replays (median)" } }
     for _, graph in ipairs(graphs) do
-      rows[#rows + 1] = { "graph " .. graph.id, tostring(#graph.works), tostring(graph.captures), tostring(graph.replays),
+      rows[#rows + 1] = { "graph " .. graph.id, tostring(#graph.works), tostring(graph.captures),
+        tostring(graph.replays),
         #graph.gaps > 0 and numbers.format("%.3f", median(graph.gaps) * 1e3) or "-" }
     end
     table_text(lines, rows)
@@ -561,18 +580,20 @@ function trace.summary(run)
   end
   local largest = 0
   for _, gap in ipairs(s.gaps) do largest = math.max(largest, gap) end
-  lines[#lines + 1] = numbers.format("  between pieces of work: %.3f ms (median), %.3f ms (longest)", median(s.gaps) * 1e3,
+  lines[#lines + 1] = numbers.format("  between pieces of work: %.3f ms (median), %.3f ms (longest)",
+    median(s.gaps) * 1e3,
     largest * 1e3)
   lines[#lines + 1] = numbers.format(
-    "  memory: %.2f MB at most, in storages that were made meanwhile; host: %.2f MB written, %.2f MB read", s.peak / 1e6,
+    "  memory: %.2f MB at most, in storages that were made meanwhile; host: %.2f MB written, %.2f MB read",
+      s.peak / 1e6,
     s.host_written / 1e6, s.host_read / 1e6)
   lines[#lines + 1] = ("  events: %d recorded, %d waited for; %d waits of the host"):format(s.kinds.event_record or 0,
     s.kinds.stream_wait or 0, s.kinds.synchronized or 0)
   return table.concat(lines, "\n")
 end
 
---- The run in the format of Chrome's traces, which ui.perfetto.dev shows: see nibble.trace_chrome. `nil, message` if the file
---- cannot be written.
+--- The run in the format of Chrome's traces, which ui.perfetto.dev shows: see nibble.trace_chrome. `nil, message` if
+--- the file cannot be written.
 ---@param run nibble.trace
 ---@param path string
 ---@return boolean?

@@ -1,11 +1,11 @@
 --- A trace in Chrome's trace event format (a JSON object with `traceEvents`), for Perfetto and chrome://tracing.
 --
--- A track for the host and one for each stream and capture. All times are the host's, not the device's. Work, replays, records and
--- waits of events are slices on their stream's track: the call that queued them, from its begin to its end. Around them lies a slice
--- "in flight": from the first of them until the host knew that all was done, because it waited for the stream, the device, an event
--- behind them, or to read what they wrote; the device may have been done long before. Waits and reads of the host are slices of the
--- host's track, in those of nibble.range. An arrow leads from an event's record to each wait for it. A counter has the bytes of the
--- storages that the trace saw coming and going.
+-- A track for the host and one for each stream and capture. All times are the host's, not the device's. Work, replays,
+-- records and waits of events are slices on their stream's track: the call that queued them, from its begin to its end.
+-- Around them lies a slice "in flight": from the first of them until the host knew that all was done, because it waited
+-- for the stream, the device, an event behind them, or to read what they wrote; the device may have been done long
+-- before. Waits and reads of the host are slices of the host's track, in those of nibble.range. An arrow leads from an
+-- event's record to each wait for it. A counter has the bytes of the storages that the trace saw coming and going.
 
 local json = require "nibble.json"
 local show = require "nibble.show"
@@ -23,7 +23,8 @@ end
 
 local function arguments_of(o)
   local args = {
-    operation = show.visible(o.operation), where = o.where and show.visible(o.where), graph = o.graph, event = o.event, node = o.node,
+    operation = show.visible(o.operation), where = o.where and show.visible(o.where), graph = o.graph, event = o.event,
+      node = o.node,
   }
   if o.accesses and #o.accesses > 0 then
     args.tensors = json.list {}
@@ -35,7 +36,8 @@ local function arguments_of(o)
       local pages = {}
       for page in pairs(touched.pages) do pages[#pages + 1] = page end
       table.sort(pages)
-      words[#words + 1] = ("%s pages %s of storage %d"):format(touched.write and "writes" or "reads", table.concat(pages, " "),
+      words[#words + 1] = ("%s pages %s of storage %d"):format(touched.write and "writes" or "reads",
+        table.concat(pages, " "),
         touched.storage)
     end
     if #words > 0 then args.pages = words end
@@ -43,7 +45,8 @@ local function arguments_of(o)
   return args
 end
 
--- What is queued on each stream and not known to be done. Work has numbers, on its stream; an event stands for those before it.
+-- What is queued on each stream and not known to be done. Work has numbers, on its stream; an event stands for those
+-- before it.
 local flight = {}
 flight.__index = flight
 
@@ -69,7 +72,8 @@ end
 function flight:reached(stream, number, now)
   if not stream or stream.done == stream.last or number < stream.last then return end
   local count = stream.last - stream.first + 1
-  self.add { ph = "X", name = "in flight", cat = "flight", tid = stream.id, ts = stream.from / 1e3, dur = (now - stream.from) / 1e3,
+  self.add { ph = "X", name = "in flight", cat = "flight", tid = stream.id, ts = stream.from / 1e3,
+    dur = (now - stream.from) / 1e3,
     args = { pieces = count } }
   stream.done = stream.last
   for id, other in pairs(stream.after) do self:reached(self.streams[id], other, now) end -- it waited for them
@@ -190,7 +194,8 @@ function chrome.convert(run)
       end_range()
     elseif o.kind:find("^capture_") then
       if o.kind == "capture_end" then in_flight.graphs[o.graph] = in_flight.captured[o.capture] or {} end
-      add { ph = "i", s = "t", name = o.kind:gsub("_", " "), cat = o.kind, tid = HOST, ts = now / 1e3, args = arguments_of(o) }
+      add { ph = "i", s = "t", name = o.kind:gsub("_", " "), cat = o.kind, tid = HOST, ts = now / 1e3,
+        args = arguments_of(o) }
     end
   end
   in_flight:all(now)

@@ -1,20 +1,21 @@
 --- Executes a trace again, and checks that the same happens.
 --
---   local result, message = require("nibble.trace_replay").replay(run, { device = "cuda:0" })   -- run: of nibble.trace's read
+--   local result, message = require("nibble.trace_replay").replay(run, { device = "cuda:0" })   -- run: of
+--                                                                                               nibble.trace's read
 --
--- What is executed: the work, events, waits, captures, updates and replays of the trace, in their order, each on its stream, on
--- storages of the recorded sizes, all on one device. What a script wrote from the host is written again where the trace has it
--- (integers that operations read as slots, pages and lengths are in it); other data from the host becomes random values, and what
--- was in a storage before the recording began becomes zeros, so that the bytes of K and V are not those of the recorded run.
--- Tables of rotary angles get the default theta.
+-- What is executed: the work, events, waits, captures, updates and replays of the trace, in their order, each on its
+-- stream, on storages of the recorded sizes, all on one device. What a script wrote from the host is written again
+-- where the trace has it (integers that operations read as slots, pages and lengths are in it); other data from the
+-- host becomes random values, and what was in a storage before the recording began becomes zeros, so that the bytes of
+-- K and V are not those of the recorded run. Tables of rotary angles get the default theta.
 --
--- What is checked: each piece of work is observed again and must have the same kernel, stream (records, waits and replays too), tensors
--- (storage, place, dtype, shape, strides, parameter), numbers, and in a graph the same number and dependencies; and each index tensor
--- must hold the recorded values when the work, or the replay of the graph that it is in, has it. The first differences are named by
--- their line in the file.
+-- What is checked: each piece of work is observed again and must have the same kernel, stream (records, waits and
+-- replays too), tensors (storage, place, dtype, shape, strides, parameter), numbers, and in a graph the same number and
+-- dependencies; and each index tensor must hold the recorded values when the work, or the replay of the graph that it
+-- is in, has it. The first differences are named by their line in the file.
 --
--- What it cannot do: work of the user's own kernels and functions, and what takes more than `max_bytes` (`nil, message`); and transfers
--- between devices as such (they become copies on the one device).
+-- What it cannot do: work of the user's own kernels and functions, and what takes more than `max_bytes` (`nil,
+-- message`); and transfers between devices as such (they become copies on the one device).
 
 local nibble = require "nibble"
 local numbers = require "nibble.numbers"
@@ -70,7 +71,9 @@ end
 -- The storage of a number, as all its bytes.
 function executor:base(id)
   local create = self.captured and nibble.empty or nibble.zeros -- a fill would become a node
-  if not self.bases[id] then self.bases[id] = create({ self.sizes[id] or 0 }, { dtype = "uint8", device = self.device }) end
+  if not self.bases[id] then
+    self.bases[id] = create({ self.sizes[id] or 0 }, { dtype = "uint8", device = self.device })
+  end
 end
 
 -- Calls `fn` without its work being compared.
@@ -102,7 +105,8 @@ function executor:write(access, contents)
     elseif numbers.floats[access.dtype] then
       t:copy(nibble.randn(access.shape, { dtype = access.dtype, device = self.device, seed = access.storage }))
     else
-      t:copy(nibble.randint(0, 128, access.shape, { dtype = access.dtype, device = self.device, seed = access.storage }))
+      t:copy(nibble.randint(0, 128, access.shape,
+        { dtype = access.dtype, device = self.device, seed = access.storage }))
     end
     self:wait() -- the host wrote it before anything that comes
   end)
@@ -133,7 +137,8 @@ function execute.materialize(self, work, p)
   local cache, tables = nibble.quantization.nvfp4_kv_materialize_fp8(self:view(p.k_cache), self:view(p.v_cache),
     self:view(p.k_block_scales), self:view(p.v_block_scales), self:view(p.block_tables), self:view(p.seq_lens),
     attribute(work, "max_kv_len"), {
-      uses_shared_paged_kv_idx = #p.block_tables.shape == 2, out = self:view(p.out), kv_page_indptr = self:view(p.kv_page_indptr),
+      uses_shared_paged_kv_idx = #p.block_tables.shape == 2, out = self:view(p.out),
+        kv_page_indptr = self:view(p.kv_page_indptr),
       num_pages = p.kv_page_indptr and out.shape[1] - 1 or nil,
     })
   if not p.out then self:bind(out, cache) end
@@ -141,7 +146,8 @@ function execute.materialize(self, work, p)
 end
 
 function execute.rope_insert(self, work, p)
-  local rest = { self:view(p.kv), self:view(p.cache), self:view(p.slot_mapping), self:view(p.positions), self:view(p.cos_sin_cache) }
+  local rest = { self:view(p.kv), self:view(p.cache), self:view(p.slot_mapping), self:view(p.positions),
+    self:view(p.cos_sin_cache) }
   if work.operation:find("kv_rope", 1, true) then
     rest[6] = { compress_ratio = attribute(work, "compress_ratio") }
     nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(table.unpack(rest))
@@ -240,7 +246,8 @@ function executor:compare_access(line, kernel, wanted, got)
   end
   for _, name in ipairs { "shape", "stride" } do
     if not same_list(wanted[name], got[name]) then
-      return self:differ(line, "%s: %s was {%s}, is {%s}", what, name, table.concat(wanted[name], ", "), table.concat(got[name], ", "))
+      return self:differ(line, "%s: %s was {%s}, is {%s}", what, name, table.concat(wanted[name], ", "),
+        table.concat(got[name], ", "))
     end
   end
   local id, offset = self:expected_place(wanted.storage)
@@ -263,7 +270,9 @@ function executor:compare_stream(line, what, wanted, got)
 end
 
 function executor:compare_work(line, wanted, got)
-  if kernel_of(wanted) ~= got.kernel then return self:differ(line, "kernel was %s, is %s", wanted.kernel, got.kernel) end
+  if kernel_of(wanted) ~= got.kernel then
+    return self:differ(line, "kernel was %s, is %s", wanted.kernel, got.kernel)
+  end
   self:compare_stream(line, wanted.kernel, wanted.stream, got.stream)
   if wanted.node ~= got.node then
     return self:differ(line, "%s: node was %s, is %s", wanted.kernel, tostring(wanted.node), tostring(got.node))
@@ -292,7 +301,8 @@ function executor:compare_indices(line, wanted, accesses)
     local values = got[i] and got[i].values or {}
     for n = 1, math.max(#index.values, #values) do
       if index.values[n] ~= values[n] then
-        self:differ(line, "%s: element %d was %s, is %s", index.parameter, n, tostring(index.values[n]), tostring(values[n]))
+        self:differ(line, "%s: element %d was %s, is %s", index.parameter, n, tostring(index.values[n]),
+          tostring(values[n]))
         break
       end
     end
@@ -425,7 +435,8 @@ function executor:capture(from)
   self.captured = outer
   if result == self then error(self, 0) end
   if ok ~= (stop.kind == "capture_end") then
-    self:differ(to + 1, "the capture %s, %s", ok and "was given up" or "made a graph", ok and "it made a graph" or tostring(result))
+    self:differ(to + 1, "the capture %s, %s", ok and "was given up" or "made a graph", ok and "it made a graph"
+      or tostring(result))
   elseif ok then
     self.graphs[stop.graph] = { graph = entry and entry.graph or result, accesses = accesses }
   end
@@ -462,7 +473,8 @@ function executor:run(from, to)
   end
 end
 
--- Works that one call of nvfp4_quantize_paged_kv_cache queued: K's, then V's, each behind its fill and amax if it has them.
+-- Works that one call of nvfp4_quantize_paged_kv_cache queued: K's, then V's, each behind its fill and amax if it has
+-- them.
 local function find_groups(list)
   local groups, works = {}, {}
   for i, o in ipairs(list) do
@@ -518,7 +530,8 @@ local function whole(list)
   return table.move(list, 1, last, 1, {})
 end
 
--- The bytes that the trace's storages take at most at a time, and the line where they do, or where one view takes more than `most`.
+-- The bytes that the trace's storages take at most at a time, and the line where they do, or where one view takes more
+-- than `most`.
 local function find_peak(list, sizes, most)
   local live, sum, peak, line = {}, 0, 0, 1
   for i, o in ipairs(list) do
@@ -527,7 +540,8 @@ local function find_peak(list, sizes, most)
         live[access.storage] = true
         sum = sum + sizes[access.storage]
       end
-      local dense = trace.element_size(access.dtype) -- a view of stride 0 is more than its storage, when it is made anew
+      -- a view of stride 0 is more than its storage, when it is made anew
+      local dense = trace.element_size(access.dtype)
       for _, size in ipairs(access.shape) do
         if size > 0 and dense > most // size then return math.maxinteger, i + 1 end
         dense = dense * math.max(size, 1)
@@ -550,7 +564,8 @@ function replay.replay(run, opts)
   opts = opts or {}
   for i, o in ipairs(run.list) do
     if o.kind == "work" and (o.user_kernel or o.kernel and not execute[kernel_of(o)] and o.kernel ~= "amax") then
-      return nil, ("line %d: %s %s cannot be executed again"):format(i + 1, o.user_kernel and "the user's kernel" or "kernel", o.kernel)
+      return nil, ("line %d: %s %s cannot be executed again"):format(i + 1, o.user_kernel and "the user's kernel"
+        or "kernel", o.kernel)
     elseif o.operation == "stream:call" then
       return nil, ("line %d: a function of the host's cannot be executed again"):format(i + 1)
     end
@@ -569,7 +584,8 @@ function replay.replay(run, opts)
   end
   local self = setmetatable({
     list = list, cut = run.cut, device = device, progress = opts.progress, groups = find_groups(list), sizes = sizes,
-    stream_ids = {}, recorded_ids = {}, bases = {}, temporary = {}, streams = {}, events = {}, graphs = {}, differences = {},
+    stream_ids = {}, recorded_ids = {}, bases = {}, temporary = {}, streams = {}, events = {}, graphs = {},
+      differences = {},
     faults = {}, works = 0, replays = 0, compared = 0,
   }, executor)
   local used, fresh = nibble.memory(device).used, 0

@@ -14,7 +14,8 @@ local kinds = {
     end
   end,
   function()
-    local co = coroutine.create(function() local t <close> = nibble.zeros(4) while true do pcall(coroutine.yield, t) end end)
+    local co = coroutine.create(function() local t <close> = nibble.zeros(4) while true do pcall(coroutine.yield, t)
+      end end)
     while true do coroutine.resume(co) coroutine.close(coroutine.create(error)) end
   end,
   function()

@@ -1,8 +1,9 @@
--- What an operation really reads and writes: of paged caches and index tensors only what slots, tables, lengths and positions say.
+-- What an operation really reads and writes: of paged caches and index tensors only what slots, tables, lengths and
+-- positions say.
 --
--- expand(observation, contents) gives a list of items {view, write, touch, parameter, spans, pieces} and facts about pages.
--- `item:spans()` is the list of bytes, or nil when it is not known. `pieces` of a paged cache are {page, first entry, entries}.
--- `touch`: a kernel of the user's, of which only the tensors are known.
+-- expand(observation, contents) gives a list of items {view, write, touch, parameter, spans, pieces} and facts about
+-- pages. `item:spans()` is the list of bytes, or nil when it is not known. `pieces` of a paged cache are {page, first
+-- entry, entries}. `touch`: a kernel of the user's, of which only the tensors are known.
 
 local spans = require "nibble.checker.spans"
 
@@ -21,7 +22,8 @@ local function by_parameter(observation)
   local named = {}
   for _, access in ipairs(observation.accesses) do
     local name = access.parameter
-    if name and (not named[name] or access.write) then named[name] = access end -- an in-place q: the one that is written
+    -- an in-place q: the one that is written
+    if name and (not named[name] or access.write) then named[name] = access end
   end
   return named
 end
@@ -45,7 +47,9 @@ local function integers(bytes, dtype)
   for i = 0, count // 64 - 1 do
     table.move({ string.unpack(MANY[size], bytes, i * 64 * size + 1) }, 1, 64, i * 64 + 1, list)
   end
-  for i = count // 64 * 64, count - 1 do list[i + 1] = string.unpack(size == 8 and "<i8" or "<i4", bytes, i * size + 1) end
+  for i = count // 64 * 64, count - 1 do
+    list[i + 1] = string.unpack(size == 8 and "<i8" or "<i4", bytes, i * size + 1)
+  end
   return list
 end
 
@@ -102,7 +106,9 @@ local function pieces_of(view, pieces, layout)
         list[n + 1], list[n + 2], n = base + h * hs, base + h * hs + tokens * bytes, n + 2
       end
     else
-      if not spans.add_box(list, base, { { shape[4], stride[4] * size }, { heads, hs }, { tokens, ts } }, size) then return nil end
+      if not spans.add_box(list, base, { { shape[4], stride[4] * size }, { heads, hs }, { tokens, ts } }, size) then
+        return nil
+      end
       n = #list
     end
   end
@@ -163,7 +169,8 @@ function accesses.piece(view, piece)
   return of_records({ piece })(view)
 end
 
---- The page that a byte of a paged cache lies in, and the entry of it (nil: of a record cache, or of interleaved scales).
+--- The page that a byte of a paged cache lies in, and the entry of it (nil: of a record cache, or of interleaved
+--- scales).
 function accesses.entry_of(view, byte)
   local size, at = spans.item_bytes[view.dtype], byte - view.offset
   local stride = view.stride[1] * size
@@ -181,8 +188,8 @@ end
 
 --------------------------------------------------------------------------------------------------------- operations
 
--- Each gets the accesses and the contents (lists of integers) by parameter, and adds to `out` by parameter what is more exact
--- than the whole view: what makes the spans, and the pieces. It returns the facts.
+-- Each gets the accesses and the contents (lists of integers) by parameter, and adds to `out` by parameter what is more
+-- exact than the whole view: what makes the spans, and the pieces. It returns the facts.
 local exact = {}
 
 -- The slots that point into a cache: {index (from 0), page, entry}.
@@ -344,8 +351,9 @@ local function exactly(observation, named, contents, wanted, cache, geometry)
   return out, facts
 end
 
---- Items and facts: {slots | rows, parameter}. `contents[parameter]` are bytes; without one of them all that hangs on it is
---- unknown. With a cache: `geometry` is a text that says all of the operation but its contents and where its views lie.
+--- Items and facts: {slots | rows, parameter}. `contents[parameter]` are bytes; without one of them all that hangs on
+--- it is unknown. With a cache: `geometry` is a text that says all of the operation but its contents and where its
+--- views lie.
 function accesses.expand(observation, contents, cache, geometry)
   local out, facts = {}, nil
   local wanted = accesses.indices(observation)
@@ -363,7 +371,8 @@ function accesses.expand(observation, contents, cache, geometry)
     local special = access.parameter and out[access.parameter]
     items[i] = { view = access, write = access.write and not touch, touch = touch, parameter = access.parameter,
       exact = special ~= nil, -- the view does not say which bytes
-      spans = item_spans, done = false, build = special and special[1] or spans.of_view, pieces = special and special[2],
+      spans = item_spans, done = false, build = special and special[1] or spans.of_view, pieces = special
+        and special[2],
       of_pieces = special and special.of, values = special and special.values }
   end
   return items, facts

@@ -1,8 +1,8 @@
 -- Who comes before whom: vector clocks over streams and the host.
 --
--- Each piece of work of a stream is a point: {stream, epoch, clock}. `epoch` counts the stream's work; `clock[s]` is how much of
--- stream s comes before the point because an event, or a wait of the host's, says so. Clocks are never changed, only replaced,
--- so that points share them.
+-- Each piece of work of a stream is a point: {stream, epoch, clock}. `epoch` counts the stream's work; `clock[s]` is
+-- how much of stream s comes before the point because an event, or a wait of the host's, says so. Clocks are never
+-- changed, only replaced, so that points share them.
 
 local clocks = {}
 clocks.__index = clocks
@@ -80,8 +80,8 @@ function clocks:release(id)
   if self.streams[id] then self.released[id] = true end
 end
 
--- Forgets released streams all of whose work the host has waited for: it comes before all that is still to come. Returns them
--- as a set, or nil while there are only a few. Whoever remembers their work must forget it too.
+-- Forgets released streams all of whose work the host has waited for: it comes before all that is still to come.
+-- Returns them as a set, or nil while there are only a few. Whoever remembers their work must forget it too.
 function clocks:retire()
   local gone, count = {}, 0
   for id in pairs(self.released) do

@@ -1,8 +1,8 @@
 -- Captures and what they become: nodes, their order inside a graph, and what a replay does.
 --
--- Nodes of one stream of the capture are ordered, so that a clock over these streams says which nodes come before which. From
--- outside a replay is one piece of work of its stream: what nodes do that no index tensor decides is summarized once, and a replay
--- looks at the others alone.
+-- Nodes of one stream of the capture are ordered, so that a clock over these streams says which nodes come before
+-- which. From outside a replay is one piece of work of its stream: what nodes do that no index tensor decides is
+-- summarized once, and a replay looks at the others alone.
 
 local accesses = require "nibble.checker.accesses"
 local spans = require "nibble.checker.spans"
@@ -10,10 +10,12 @@ local spans = require "nibble.checker.spans"
 local graphs = {}
 graphs.__index = graphs
 
---- `run(operation, observation, items, facts, ordered, known)` does what an operation outside of a graph does too; `ordered`: but
---- the order was looked at, `known`: and it is remembered elsewhere. `copied(items)` is told of copies that run does not see.
+--- `run(operation, observation, items, facts, ordered, known)` does what an operation outside of a graph does too;
+--- `ordered`: but the order was looked at, `known`: and it is remembered elsewhere. `copied(items)` is told of copies
+--- that run does not see.
 function graphs.new(memory, report, peek, run, copied)
-  return setmetatable({ memory = memory, report = report, peek = peek, run = run, copied = copied, captures = {}, graphs = {},
+  return setmetatable({ memory = memory, report = report, peek = peek, run = run, copied = copied, captures = {},
+    graphs = {},
     shapes = accesses.new_cache() }, graphs)
 end
 
@@ -41,14 +43,16 @@ function graphs:abort(o)
   if not capture or not o.unjoined then return end
   local last, where = capture.last[o.unjoined], capture.joined[o.unjoined]
   self.report("unjoined", { name = last.operation, where = last.where }, { name = "stream:wait", where = where },
-    ("stream %d was forked from the capture on stream %d and not joined back: nothing waits for its %s"):format(o.unjoined,
+    ("stream %d was forked from the capture on stream %d and not joined back: nothing waits for its %s"):format(
+      o.unjoined,
       o.stream, last.operation))
 end
 
 ---------------------------------------------------------------------------------------------------------------- graphs
 
--- For each node: how far along each stream of the capture what comes before it reaches. `assumed` are races that were reported:
--- from then on they count as ordered. `visit(k)` is called when node k has its clock, and may assume more about it.
+-- For each node: how far along each stream of the capture what comes before it reaches. `assumed` are races that were
+-- reported: from then on they count as ordered. `visit(k)` is called when node k has its clock, and may assume more
+-- about it.
 local function walk(graph, visit)
   local place = {}
   for k, node in ipairs(graph.nodes) do
@@ -87,8 +91,8 @@ local function find_contested(graph)
   return contested
 end
 
--- Index tensors are looked at after the replay. What they hold then is what the node reads if one node before it writes them, or
--- none does.
+-- Index tensors are looked at after the replay. What they hold then is what the node reads if one node before it writes
+-- them, or none does.
 local function contents_are_known(graph, k, indices)
   for _, access in pairs(indices) do
     local writers = graph.writers[access.storage] or {}
@@ -107,7 +111,8 @@ local function geometry_of(node)
   if node.kernel == "rope_insert" then return nil end
   local parts = { node.kernel }
   for _, access in ipairs(node.accesses) do
-    parts[#parts + 1] = ("%s %s %s %s"):format(access.parameter, access.dtype, access.kv_layout, table.concat(access.shape, ","))
+    parts[#parts + 1] = ("%s %s %s %s"):format(access.parameter, access.dtype, access.kv_layout,
+      table.concat(access.shape, ","))
   end
   for name, value in pairs(node.attributes) do parts[#parts + 1] = ("%s=%s"):format(name, value) end
   table.sort(parts)
@@ -121,7 +126,8 @@ function graphs:finish(o)
     self.graphs[o.graph] = nil
     return
   end
-  local graph = { nodes = capture.nodes, clocks = {}, places = {}, assumed = {}, expanded = {}, inputs = {}, writers = {},
+  local graph = { nodes = capture.nodes, clocks = {}, places = {}, assumed = {}, expanded = {}, inputs = {},
+    writers = {},
     where = o.where, closed = {}, id = o.graph }
   self.graphs[o.graph] = graph
   local seen = {}
@@ -175,8 +181,9 @@ local function operation_of(node, replay)
   return { name = node.operation, where = node.where, callers = node.callers, replay = replay }
 end
 
--- Races inside a graph, as far as it is known what its nodes read and write. As outside of graphs, a race that was reported counts
--- as ordered. Each node is compared with the logs of the streams of the capture, as memory.lua has them.
+-- Races inside a graph, as far as it is known what its nodes read and write. As outside of graphs, a race that was
+-- reported counts as ordered. Each node is compared with the logs of the streams of the capture, as memory.lua has
+-- them.
 function graphs:check_order(graph, replay)
   if not next(graph.contested) then return end
   local function verb(item) return item.write and "writes" or "reads" end
@@ -190,7 +197,8 @@ function graphs:check_order(graph, replay)
       if graph.places[i] > (clock[earlier.stream] or 0) then
         self.report("race", operation_of(node, replay), operation_of(earlier, replay),
           ("in the graph %s %s %s while %s %s it (%s): no path leads from node %d to node %d"):format(node.operation,
-            verb(item), self.memory.place(item, hit.byte), earlier.operation, verb(hit.item), hit.item.parameter or "argument", i, k),
+            verb(item), self.memory.place(item, hit.byte), earlier.operation, verb(hit.item), hit.item.parameter
+              or "argument", i, k),
           { item = item, other = hit.item })
         graph.assumed[k] = graph.assumed[k] or {}
         table.insert(graph.assumed[k], i)
@@ -208,7 +216,8 @@ function graphs:check_order(graph, replay)
   end)
 end
 
--- What the nodes whose accesses never change do as one: for each storage the bytes that are read, and those that are written.
+-- What the nodes whose accesses never change do as one: for each storage the bytes that are read, and those that are
+-- written.
 local function summarize(self, graph)
   local plan = { items = {}, dynamic = {}, copies = {}, checks = {} }
   local by_key, passes = {}, {}
@@ -243,7 +252,9 @@ local function summarize(self, graph)
     end
     one.distinct, list = nil, spans.merged(list)
     function one.spans() return list end
-    if not one.touch then plan.checks[#plan.checks + 1] = { one.view.storage, list, passes[one.view.storage] or one.write } end
+    if not one.touch then
+      plan.checks[#plan.checks + 1] = { one.view.storage, list, passes[one.view.storage] or one.write }
+    end
   end
   return plan
 end
@@ -273,7 +284,8 @@ local function refresh(self, graph)
       end
       if not same then
         fresh, expanded.contents = true, contents
-        expanded.items, expanded.facts = accesses.expand(node, contents, expanded.geometry and self.shapes, expanded.geometry)
+        expanded.items, expanded.facts = accesses.expand(node, contents, expanded.geometry and self.shapes,
+          expanded.geometry)
       end
     end
   end

@@ -1,8 +1,8 @@
 -- What is known of each storage: who used it and whether anything orders them, and which bytes were ever written.
 --
--- An operation is {name, where, replay, point}; its items are those of accesses.lua. For each storage and stream there is a log
--- of the accesses, oldest first. A new access is compared with those that no clock puts before it, and only then are bytes
--- looked at.
+-- An operation is {name, where, replay, point}; its items are those of accesses.lua. For each storage and stream there
+-- is a log of the accesses, oldest first. A new access is compared with those that no clock puts before it, and only
+-- then are bytes looked at.
 
 local accesses = require "nibble.checker.accesses"
 local spans = require "nibble.checker.spans"
@@ -18,7 +18,8 @@ local OLDEST = 65536 -- ranges of bytes in such a summary
 
 --- `report(kind, operation, other, message)` takes what is found.
 function memory.new(clock, report, note)
-  return setmetatable({ clocks = clock, report = report, storages = {}, time = 0, serial = 0, note = note or function() end }, memory)
+  return setmetatable({ clocks = clock, report = report, storages = {}, time = 0, serial = 0, note = note or function()
+    end }, memory)
 end
 
 --- The record of a storage. One that is not known, because it is older than the checker, counts as written.
@@ -32,8 +33,10 @@ function memory:storage(id)
 end
 
 function memory:created(id, bytes, where, callers)
-  -- written: a set of bytes; nil: all. fresh: the same, but emptied of a page when a pool's page changes hands; nil: no pool.
-  self.storages[id] = { logs = {}, writers = {}, views = { count = 0 }, bytes = bytes, written = bytes > 0 and {} or nil,
+  -- written: a set of bytes; nil: all. fresh: the same, but emptied of a page when a pool's page changes hands; nil: no
+  -- pool.
+  self.storages[id] = { logs = {}, writers = {}, views = { count = 0 }, bytes = bytes, written = bytes > 0 and {}
+    or nil,
     where = where, callers = callers, version = self:tick() }
 end
 
@@ -125,7 +128,8 @@ end
 local function race(self, operation, item, hit)
   local other = hit.operation
   self.report("race", operation, other, ("%s on %s %s %s while %s on %s %s it (%s): no event orders them"):format(
-    operation.name, describe(operation.point), verb(item), memory.place(item, hit.byte), other.name, describe(other.point),
+    operation.name, describe(operation.point), verb(item), memory.place(item, hit.byte), other.name,
+      describe(other.point),
     verb(hit.item), hit.item.parameter or "argument"), { item = item, other = hit.item })
 end
 
@@ -154,7 +158,8 @@ local function hit_at(self, entry, byte)
     local part = entry.item.parts[i]
     local list = self:spans(part.item)
     if list and spans.overlap(list, { byte, byte + 1 }) then
-      return { item = part.item, byte = byte, order = operation.order + part.k, operation = { name = part.node.operation,
+      return { item = part.item, byte = byte, order = operation.order + part.k,
+        operation = { name = part.node.operation,
         where = part.node.where, callers = part.node.callers, replay = operation.replay, point = operation.point } }
     end
   end
@@ -188,7 +193,8 @@ local function find_old(self, old, after, item)
         if side[k] >= list[i + 1] then break end
         local operation = side[k + 2].operation
         if operation.point.epoch > after and (not best or operation.order > best.operation.order) then
-          local at = known and math.max(side[k], list[i]) or not known and spans.hits(item.view, { side[k], side[k + 1] })
+          local at = known and math.max(side[k], list[i]) or not known
+            and spans.hits(item.view, { side[k], side[k + 1] })
           if at then best, byte = side[k + 2], at end
         end
       end
@@ -197,8 +203,8 @@ local function find_old(self, old, after, item)
   return best and hit_at(self, best, byte)
 end
 
---- The newest access of a stream that conflicts with an item, is not before `known`, and shares a byte with it: {operation, item,
---- byte, order}; nil: none.
+--- The newest access of a stream that conflicts with an item, is not before `known`, and shares a byte with it:
+--- {operation, item, byte, order}; nil: none.
 function memory:find_conflict(log, known, item)
   local best
   for i = #log, 1, -1 do
@@ -213,8 +219,8 @@ function memory:find_conflict(log, known, item)
   return best or log.old and log.old.newest > known and find_old(self, log.old, known, item) or nil
 end
 
---- The newest conflict of some items with each stream's log, newest first: {..., mine: the item}. `logs(item)`: by stream;
---- `known(stream)`: how much of it comes before.
+--- The newest conflict of some items with each stream's log, newest first: {..., mine: the item}. `logs(item)`: by
+--- stream; `known(stream)`: how much of it comes before.
 function memory:find_conflicts(items, logs, known)
   local found, list = {}, {}
   for _, item in ipairs(items) do
@@ -241,8 +247,8 @@ function memory:conflicts(operation, items)
   end)
 end
 
--- The newest conflict with another stream is reported, and then all goes on as if an event ordered the two: what is missing the
--- same event is not reported again.
+-- The newest conflict with another stream is reported, and then all goes on as if an event ordered the two: what is
+-- missing the same event is not reported again.
 function memory:check_order(operation, items)
   for _, hit in ipairs(self:conflicts(operation, items)) do
     local other = hit.operation.point
@@ -301,8 +307,8 @@ local function laid_over(self, side, entries, settled)
   return result
 end
 
--- The log without what the host has waited for and what newer entries stand for; its older half becomes a summary when it is long:
--- for each byte the last read and the last write.
+-- The log without what the host has waited for and what newer entries stand for; its older half becomes a summary when
+-- it is long: for each byte the last read and the last write.
 function memory:trimmed(log, settled)
   local kept, old, alive = { last = {}, newest = log.newest, old = log.old }, { {}, {} }, {}
   for _, entry in ipairs(log) do
@@ -320,7 +326,8 @@ function memory:trimmed(log, settled)
   end
   if first == 1 then return kept end
   local before = log.old or { writes = {}, reads = {} }
-  kept.old = { writes = laid_over(self, before.writes, old[1], settled), reads = laid_over(self, before.reads, old[2], settled),
+  kept.old = { writes = laid_over(self, before.writes, old[1], settled),
+    reads = laid_over(self, before.reads, old[2], settled),
     newest = alive[first - 1].operation.point.epoch }
   for _, name in ipairs { "writes", "reads" } do
     if #kept.old[name] > 3 * OLDEST then
@@ -382,7 +389,7 @@ function memory:host_waits(id)
   for _, point in pairs(self:storage(id).writers) do self.clocks:host_waits(point) end
 end
 
---------------------------------------------------------------------------------------------------- what is there to read
+-------------------------------------------------------------------------------------------------- what is there to read
 
 local function mark(self, item)
   local storage = self:storage(item.view.storage)
@@ -400,8 +407,8 @@ local function mark(self, item)
   if storage.fresh then spans.add(storage.fresh, list) end
 end
 
--- The pieces of an item that are not known to be written. `storage.proven`: by geometry, of pages how many entries are; emptied
--- of a page by whoever takes bytes away from `fresh`.
+-- The pieces of an item that are not known to be written. `storage.proven`: by geometry, of pages how many entries are;
+-- emptied of a page by whoever takes bytes away from `fresh`.
 local function unproven(storage, item)
   local view = item.view
   local key = view_key(view)
@@ -428,8 +435,8 @@ function memory.unwrite(storage, list)
   end
 end
 
---- The first byte of an item that nothing has written, or nil. For the pieces of a pool that an allocator watches: since the page
---- was handed out. `skip[page]`: something worse was reported.
+--- The first byte of an item that nothing has written, or nil. For the pieces of a pool that an allocator watches:
+--- since the page was handed out. `skip[page]`: something worse was reported.
 function memory:first_unwritten(item, skip)
   local storage = self:storage(item.view.storage)
   if not storage.written and not (storage.fresh and item.pieces) then return nil end
@@ -442,7 +449,8 @@ function memory:first_unwritten(item, skip)
     list = self:spans(item)
   end
   if not list then
-    local byte = storage.written and self:is_known(item) and spans.hits(item.view, spans.gaps(storage.written, spans.hull(item.view)))
+    local byte = storage.written and self:is_known(item)
+      and spans.hits(item.view, spans.gaps(storage.written, spans.hull(item.view)))
     if byte == nil or not self:is_known(item) then self:unseen(item, "unwritten bytes of") end
     return byte or nil
   end
@@ -559,9 +567,10 @@ local function copy_chunks(from, to)
   return chunks
 end
 
-------------------------------------------------------------------------------------------------- whose scales, in which order
+------------------------------------------------------------------------------------------- whose scales, in which order
 
--- Data and scales of a cache by parameter: {data, scales, role when they are written, whether the kernel reads them interleaved}.
+-- Data and scales of a cache by parameter: {data, scales, role when they are written, whether the kernel reads them
+-- interleaved}.
 local PAIRS = {
   append = { { "paged_kv_cache (K)", "kv_cache_sf (K)", "K" }, { "paged_kv_cache (V)", "kv_cache_sf (V)", "V" } },
   dequantize = { { "paged_kv_cache (K)", "kv_cache_sf (K)" }, { "paged_kv_cache (V)", "kv_cache_sf (V)" } },
@@ -578,10 +587,11 @@ local function items_of(items, pair)
   return found[pair[1]], found[pair[2]]
 end
 
---- Scales that were written for other data, or in another order, than they are read with. `skip[page]`: something worse was
---- reported.
+--- Scales that were written for other data, or in another order, than they are read with. `skip[page]`: something worse
+--- was reported.
 function memory:check_scales(operation, observation, items, skip)
-  for _, pair in ipairs(observation.kernel ~= "append" and not observation.user_kernel and PAIRS[observation.kernel] or {}) do
+  for _, pair in ipairs(observation.kernel ~= "append" and not observation.user_kernel and PAIRS[observation.kernel]
+    or {}) do
     local data, scales = items_of(items, pair)
     local from, of = data and scales and self:storage(scales.view.storage), data and self:storage(data.view.storage)
     local mine, one, other_one = from and from.tags, from and from.uniform, of and of.uniform
@@ -596,7 +606,8 @@ function memory:check_scales(operation, observation, items, skip)
         wrong = tag.interleaved and "which are interleaved, as linear ones" or "which are linear, as interleaved ones"
       end
       if wrong and not (skip and skip[piece[1]]) then
-        self.report("wrong scales", operation, tag.operation, ("%s reads the scales of page %d of %s, %s"):format(operation.name,
+        self.report("wrong scales", operation, tag.operation,
+          ("%s reads the scales of page %d of %s, %s"):format(operation.name,
           piece[1], scales.parameter, wrong), { item = scales })
         return
       end
@@ -673,7 +684,8 @@ local function swizzle_chunks(from, to, inverse)
           local x, y = { t, s }, { row, column }
           if inverse then x, y = y, x end
           local function at(view, where)
-            return view.offset + page * view.stride[1] + head * view.stride[5 - token] + where[1] * view.stride[token] + where[2]
+            return view.offset + page * view.stride[1] + head * view.stride[5 - token] + where[1] * view.stride[token]
+              + where[2]
           end
           chunks[#chunks + 1] = { at(from, x), at(to, y), 1, 1, 1 }
         end
@@ -698,7 +710,8 @@ function memory:write(operation, items, passing)
     local from, to = self:storage(passing.from.view.storage), self:storage(passing.to.view.storage)
     local carries = from.fresh and (to.fresh or not passing.swizzle)
     local list = (from.written or carries) and self:spans(passing.from)
-    if list and ((from.written and spans.missing(from.written, list)) or (carries and spans.missing(from.fresh, list))) then
+    if list and ((from.written and spans.missing(from.written, list))
+      or (carries and spans.missing(from.fresh, list))) then
       local chunks
       if passing.swizzle then
         chunks = swizzle_chunks(passing.from.view, passing.to.view, passing.inverse)

@@ -1,9 +1,9 @@
 -- What an allocator of nibble.pages knows, held against what operations do with the pools that it hands pages out of.
 --
--- `pages.watch(allocator, pool)` says which pools these are. For each allocator there is a book, which the allocator's own
--- operations keep up to date: who holds which page, and at which place of its text; when each entry was handed out, and where in
--- the script; who wrote it last. So what an operation costs does not grow with the pages that are held. An entry is fresh
--- (nothing of its owner's written yet) whenever it is handed out.
+-- `pages.watch(allocator, pool)` says which pools these are. For each allocator there is a book, which the allocator's
+-- own operations keep up to date: who holds which page, and at which place of its text; when each entry was handed out,
+-- and where in the script; who wrote it last. So what an operation costs does not grow with the pages that are held. An
+-- entry is fresh (nothing of its owner's written yet) whenever it is handed out.
 
 local accesses = require "nibble.checker.accesses"
 local spans = require "nibble.checker.spans"
@@ -58,7 +58,8 @@ local function unhold(book, request, page)
   if book.holding[page] == 0 then book.holders[page], book.holding[page] = nil, nil end
 end
 
--- The index of a request's page in its text, from 0; what it dropped counts. It stays what it is while the request has the page.
+-- The index of a request's page in its text, from 0; what it dropped counts. It stays what it is while the request has
+-- the page.
 local function hold_from(book, allocator, request, first)
   local dropped = request.dropped // allocator.page_size - 1
   for j = first, #request.pages do hold(book, request, request.pages[j], dropped + j) end
@@ -243,9 +244,10 @@ end
 
 ----------------------------------------------------------------------------------------------------------- operations
 
--- What an allocator calls the pages of an operation's view, which may be a part of the tensor that it watches, or the other way
--- round: a function from page to page, which gives nil for what is none of its pages, the way back, and a text: views with the same
--- one have the same numbers. K and V, data and scales may lie in one page: of several views the nearest before it counts.
+-- What an allocator calls the pages of an operation's view, which may be a part of the tensor that it watches, or the
+-- other way round: a function from page to page, which gives nil for what is none of its pages, the way back, and a
+-- text: views with the same one have the same numbers. K and V, data and scales may lie in one page: of several views
+-- the nearest before it counts.
 local function numbering(book, view)
   local known = book.numberings[view]
   if known then return known[1], known[2], known[3] end
@@ -320,8 +322,8 @@ local function is_written(self, caches, page, entry)
   return false
 end
 
--- Another request that waits for its last token since after `time` and since before `version`, when the index tensor was written,
--- while `request` has all of its own.
+-- Another request that waits for its last token since after `time` and since before `version`, when the index tensor
+-- was written, while `request` has all of its own.
 local function who_waits(self, allocator, request, caches, back, time, version, writes)
   local book, size, found = self.books[allocator], allocator.page_size, nil
   local function waits(other)
@@ -349,14 +351,15 @@ local function sources(self, items, facts)
       source.index, source.view = item.view.storage, item.view
       source.version = self.memory:version(source.index)
     elseif name == "append_key" or name == "kv" then
-      source.rows, source.rows_version = item.view.storage .. " " .. item.view.offset, self.memory:version(item.view.storage)
+      source.rows, source.rows_version = item.view.storage .. " " .. item.view.offset,
+        self.memory:version(item.view.storage)
     end
   end
   return source
 end
 
---- Compares the slots, the rows of a block table, or the pages that are read, with the books. Returns the pages of which
---- something was reported.
+--- Compares the slots, the rows of a block table, or the pages that are read, with the books. Returns the pages of
+--- which something was reported.
 function owners:check(operation, items, facts)
   local flagged, caches, allocators, views, value_views = {}, {}, {}, {}, {}
   for _, item in ipairs(items) do
@@ -378,7 +381,9 @@ function owners:check(operation, items, facts)
     end
   end
   if #allocators == 0 then return flagged end
-  if #allocators > 1 then table.sort(allocators, function(a, b) return self.books[a].number < self.books[b].number end) end
+  if #allocators > 1 then
+    table.sort(allocators, function(a, b) return self.books[a].number < self.books[b].number end)
+  end
   local name, parameter, source = operation.name, facts.parameter, sources(self, items, facts)
   local numbers = {} -- by allocator
   local function use(which)
@@ -406,7 +411,8 @@ function owners:check(operation, items, facts)
     self.report(kind, operation, other, text:format(...), { item = { view = views[allocators[1]] } })
   end
 
-  -- `page` is the operation's, `own` the same one as its allocator calls it; `what` and `index`, or row and column, say where.
+  -- `page` is the operation's, `own` the same one as its allocator calls it; `what` and `index`, or row and column, say
+  -- where.
   local function check_page(page, own, allocator, doing, what, index, column)
     local book, count = self.books[allocator], allocator:references(own)
     local holding = book.holding[own] or 0
@@ -416,7 +422,8 @@ function owners:check(operation, items, facts)
       local held = #allocators > 1
       for _, other in ipairs(allocators) do held = held and (other == allocator or references(other, page) > 0) end
       if not held then
-        flag(page, "reserved page", nil, "%s %s page %d (%s %s), which is reserved: no request has it", name, doing, page, parameter,
+        flag(page, "reserved page", nil, "%s %s page %d (%s %s), which is reserved: no request has it", name, doing,
+          page, parameter,
           index)
       end
       return count
@@ -429,7 +436,8 @@ function owners:check(operation, items, facts)
         "%s %s page %d (%s %s), which %s", name, doing, page, parameter, index,
         freed and "was given back" or "the allocator has not handed out")
     elseif holding > count then
-      flag(page, "owned twice", self:allocation(allocator, own), "%s %s page %d (%s %s), which %d requests have without sharing it",
+      flag(page, "owned twice", self:allocation(allocator, own),
+        "%s %s page %d (%s %s), which %d requests have without sharing it",
         name, doing, page, parameter, index, holding)
     end
     for _, other in ipairs(allocators) do
@@ -469,7 +477,8 @@ function owners:check(operation, items, facts)
         end
         if not one or other.row.length ~= row.length then
           flag(row[j], "owned twice", self:allocation(allocator, own),
-            "%s reads page %d in two rows of %s (%d is the second), but one request has it", name, row[j], parameter, row.row)
+            "%s reads page %d in two rows of %s (%d is the second), but one request has it", name, row[j], parameter,
+              row.row)
           return true
         end
       end
@@ -491,7 +500,8 @@ function owners:check(operation, items, facts)
       if own then
         check_page(page, own, allocator, "reads", "row", row.row, j - 1)
       elseif page < 0 or page >= row.num_pages then
-        flag(page, "missing page", nil, "%s reads row %d of %s for %d tokens, but column %d is %d, which is no page: what it should "
+        flag(page, "missing page", nil,
+          "%s reads row %d of %s for %d tokens, but column %d is %d, which is no page: what it should "
           .. "have held is skipped", name, row.row, parameter, row.length, j - 1, page)
       end
       bad = bad or flagged[page]
@@ -514,11 +524,13 @@ function owners:check(operation, items, facts)
         table.concat(row, ", "))
     elseif beyond then
       flag(row[beyond[1]], "beyond length", self:allocation(allocator, mine[beyond[1]]),
-        "%s reads %d tokens of row %d of %s, but %s has %d there", name, row.length, row.row, parameter, name_of(book, holder),
+        "%s reads %d tokens of row %d of %s, but %s has %d there", name, row.length, row.row, parameter,
+          name_of(book, holder),
         (beyond[1] - 1) * row.page_size + beyond[2])
     elseif meant and not row_of(row, mine, meant, allocator) then
       flag(row[1], "foreign row", self:allocation(allocator, last),
-        "%s reads row %d of %s, which was made for %s, but %s has its pages now", name, row.row, parameter, name_of(book, meant),
+        "%s reads row %d of %s, which was made for %s, but %s has its pages now", name, row.row, parameter,
+          name_of(book, meant),
         name_of(book, holder))
     end
   end
@@ -537,7 +549,8 @@ function owners:check(operation, items, facts)
     local holder, any = holder_at(allocator, own, entry)
     if any and not holder and facts.page_size == allocator.page_size then
       flag(page, "beyond length", self:allocation(allocator, own),
-        "%s %s entry %d of page %d (%s %s %d), but %s has no token there", name, doing, entry, page, parameter, what, index,
+        "%s %s entry %d of page %d (%s %s %d), but %s has no token there", name, doing, entry, page, parameter, what,
+          index,
         name_of(self.books[allocator], any))
     end
     return holder
@@ -554,7 +567,8 @@ function owners:check(operation, items, facts)
       -- seen by any who holds it: a prompt may be written after it was shared
       if not holder or is_written(self, caches, page, entry) then
         flag(page, "shared page", self:allocation(allocator, own),
-          "%s writes entry %d of page %d (%s index %d), which %d requests share", name, entry, page, parameter, index, count)
+          "%s writes entry %d of page %d (%s index %d), which %d requests share", name, entry, page, parameter, index,
+            count)
       end
       return
     end
@@ -563,7 +577,8 @@ function owners:check(operation, items, facts)
     local meant = holder and meant_for(self, source.view, allocator, index)
     if meant and not book.holders[own][meant] then
       flag(page, "foreign entry", self:allocation(allocator, own),
-        "%s writes entry %d of page %d (%s index %d) for %s, but %s has the page now", name, entry, page, parameter, index,
+        "%s writes entry %d of page %d (%s index %d) for %s, but %s has the page now", name, entry, page, parameter,
+          index,
         name_of(book, meant), name_of(book, holder))
       return
     end
@@ -573,7 +588,8 @@ function owners:check(operation, items, facts)
     if source.version and source.version < handed_at(book, own, entry)
       and not (wrote.index == source.index and wrote.version == source.version) then
       flag(page, "foreign entry", wrote.operation,
-        "%s writes entry %d of page %d (%s index %d) once more, by a %s that is older than %s, which has the page", name, entry, page,
+        "%s writes entry %d of page %d (%s index %d) once more, by a %s that is older than %s, which has the page",
+          name, entry, page,
         parameter, index, parameter, name_of(book, holder))
       return
     end
@@ -591,7 +607,8 @@ function owners:check(operation, items, facts)
     local waiting = who_waits(self, allocator, holder, caches, back, wrote.time, source.version or 0, writes)
     if waiting then
       flag(page, "foreign entry", wrote.operation,
-        "%s writes entry %d of page %d (%s index %d) once more, which %s has, while nothing has written the last token of %s", name,
+        "%s writes entry %d of page %d (%s index %d) once more, which %s has, while nothing has "
+        .. "written the last token of %s", name,
         entry, page, parameter, index, name_of(book, holder), name_of(book, waiting))
     end
   end

@@ -1,5 +1,5 @@
--- Bytes of a storage as sorted lists of ranges {low, high, low, high, ...} that neither touch nor overlap: `high` is the first
--- byte behind. Lists of views and accesses are never changed; sets (of written bytes) are.
+-- Bytes of a storage as sorted lists of ranges {low, high, low, high, ...} that neither touch nor overlap: `high` is
+-- the first byte behind. Lists of views and accesses are never changed; sets (of written bytes) are.
 
 local spans = {}
 
@@ -37,7 +37,8 @@ function spans.merged(list)
   return result
 end
 
--- The bytes from `base` on under some dimensions {size, stride in bytes} of items of `bytes`, added to a list. false: too many.
+-- The bytes from `base` on under some dimensions {size, stride in bytes} of items of `bytes`, added to a list. false:
+-- too many.
 function spans.add_box(list, base, dims, bytes)
   local rest = {}
   for _, dim in ipairs(dims) do
@@ -81,8 +82,9 @@ function spans.hull(view)
   return view.offset, view.offset + (last + 1) * item
 end
 
--- The first of the places base + i1 * stride1 + i2 * stride2 + ... (dimensions {size, stride}, in bytes) in low .. high-1, and how
--- much of it the dimensions make that are `mine`; false: there is none, nil: that takes too long to find.
+-- The first of the places base + i1 * stride1 + i2 * stride2 + ... (dimensions {size, stride}, in bytes) in low ..
+-- high-1, and how much of it the dimensions make that are `mine`; false: there is none, nil: that takes too long to
+-- find.
 local function search(base, dims, low, high)
   local rest, reach, steps = {}, { 0 }, 0
   for _, dim in ipairs(dims) do
@@ -112,7 +114,8 @@ local function dims_of(view, mine)
   return dims, item
 end
 
---- A byte of a list that a view has, however many pieces it falls into; false: there is none, nil: that takes too long to find.
+--- A byte of a list that a view has, however many pieces it falls into; false: there is none, nil: that takes too long
+--- to find.
 function spans.hits(view, list)
   local dims, item = dims_of(view)
   local low, high = spans.hull(view)
