@@ -147,6 +147,7 @@ describe("load and list of safetensors #quick", function()
   end)
 
   it("check their arguments", function()
+    remove() -- what another spec has saved there
     for _, case in ipairs {
       { nibble.load, { "x.safetensors", { nam = "x" } }, "load: .*nam" },
       { nibble.load, { "x.safetensors", { name = 3 } }, "load: name: expected a string" },
