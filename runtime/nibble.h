@@ -490,7 +490,7 @@ NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t siz
 
 /* ---- Operations
  * ------------------------------------------------------------------------------------------------------
- * Formats, arithmetic and the meaning of each parameter: README.md, "The formats". All are checked,
+ * Formats, arithmetic and the meaning of each parameter: kernels/README.md. All are checked,
  * asynchronous and capturable; descriptors are zero-initialised. Whatever their tensors contain,
  * operations touch no memory outside them. Each comment says what happens with bad slots, page
  * indices, lengths, positions and scales. "Fault": the next wait reports it. Negative lengths count

@@ -11,7 +11,7 @@ Usage: nibble scripts/bench/checked.lua [options]      (or lua5.4 scripts/bench/
   --help]]
 
 local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
-package.path = here .. "/../?.lua;" .. package.path
+package.path = here .. "/../../bindings/lua/?.lua;" .. package.path
 package.cpath = package.cpath .. ";" .. here .. "/../../build/release/?.so"
 
 local opts, message = require("nibble.options").parse(arg or {}, {

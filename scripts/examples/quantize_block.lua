@@ -5,7 +5,7 @@
 -- One token, one head, 16 dimensions: exactly one block. It is appended to a cache, looked at, and read back.
 
 local here = arg[0]:match("^(.*)/[^/]*$") or "." -- so that it runs from any directory, in plain Lua too
-package.path = here .. "/../?.lua;" .. package.path
+package.path = here .. "/../../bindings/lua/?.lua;" .. package.path
 package.cpath = package.cpath .. ";" .. here .. "/../../build/release/?.so"
 
 local nibble = require "nibble"

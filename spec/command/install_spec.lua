@@ -96,7 +96,9 @@ describe("the installed tree", function()
       "include/nibble_tools.h", "lib/libnibble.a", "lib/libnibble.so",
       "lib/libnibble.so.2", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
       "lib/pkgconfig/nibble.pc", "share/doc/nibble/CHANGELOG.md", "share/doc/nibble/LICENSE",
-        "share/doc/nibble/README.md",
+      "share/doc/nibble/README.md", "share/doc/nibble/bindings/README.md",
+      "share/doc/nibble/bindings/sandbox/README.md", "share/doc/nibble/kernels/README.md", "share/doc/nibble/runtime/README.md", "share/doc/nibble/scripts/README.md",
+      "share/doc/nibble/scripts/scenarios/README.md",
       "share/man/man1/nibble.1" }
     for _, file in ipairs(lines(process.run("cd " .. quote(root) ..
       " && find bindings/lua/nibble -name '*.lua'").stdout)) do
@@ -182,7 +184,7 @@ describe("the installed tree", function()
       { refused.status, refused.stderr })
   end)
 
-  local host = process.read(root .. "/README.md"):match("\n```c\n(.-)```")
+  local host = process.read(root .. "/runtime/README.md"):match("\n```c\n(.-)```")
   local shown = host:match("/%* (%x%x [%x ]*) %*/") .. " "
 
   it("is all that a program in C needs, with the shared library", function()

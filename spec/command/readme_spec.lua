@@ -1,8 +1,18 @@
--- README.md's programs do what it says.
+-- The programs in README.md and in the folders' READMEs do what these say, and links lead somewhere.
+-- (cookbook_spec.lua is about scripts/scenarios/README.md.)
 local process = require "spec.support.runtime_process"
 
 local quote = process.quote
-local text = process.read(process.root .. "README.md")
+local function readme(folder) return process.read(process.root .. folder .. "README.md") end
+
+-- All pages of the repository, or those of one name.
+local function pages(name)
+  local list = {}
+  local found = process.run(("cd %s && find . -name '%s' -not -path './build/*' -not -path './.*/*'"):format(
+    quote(process.root), name))
+  for path in found.stdout:gmatch("%./([^\n]+)") do list[#list + 1] = path end
+  return list
+end
 
 local function write(path, code)
   local file = assert(io.open(path, "w"))
@@ -10,7 +20,7 @@ local function write(path, code)
   file:close()
 end
 
-describe("README.md's", function()
+describe("the READMEs'", function()
   local folder
 
   before_each(function()
@@ -19,7 +29,7 @@ describe("README.md's", function()
   after_each(function() process.run("rm -rf " .. quote(folder)) end)
 
   it("tour prints what it shows #quick", function()
-    local tour = assert(text:match("\n    %$ build/release/nibble\n(.-)\n\n%f[^\n ]"))
+    local tour = assert(readme(""):match("\n    %$ build/release/nibble\n(.-)\n\n%f[^\n ]"))
     local code, shown = {}, {}
     for line in tour:gmatch("    ([^\n]*)") do
       local typed = line:match("^> (.*)")
@@ -46,7 +56,7 @@ describe("README.md's", function()
   end)
 
   it("scenario prints what it shows #quick", function()
-    local code, shown = text:match("\n```lua\n(.-)```\n\n(    .-\n)\n%f[^\n ]")
+    local code, shown = readme("bindings/"):match("\n```lua\n(.-)```\n\n(    .-\n)\n%f[^\n ]")
     write(folder .. "/scenario.lua", code)
     local result = process.run(("LC_ALL=C.UTF-8 %s %s/scenario.lua"):format(quote(process.command()), folder))
     assert.are.same({ 0, "" }, { result.status, result.stderr })
@@ -54,8 +64,8 @@ describe("README.md's", function()
   end)
 
   it("race is reported as it shows #quick", function()
-    local code,
-      shown = text:match("\n## Checked mode.-```lua\n(.-)```\n\n    %$ nibble %-%-check race.lua\n(    .-\n)\n%f[^\n ]")
+    local code, shown = readme("bindings/"):match("\n## Checked mode.-```lua\n(.-)```\n\n"
+      .. "    %$ nibble %-%-check race.lua\n(    .-\n)\n%f[^\n ]")
     write(folder .. "/race.lua", code)
     local result = process.run(("cd %s && %s --check race.lua 2>&1"):format(folder, quote(process.command())))
     assert.are.equal(1, result.status)
@@ -64,7 +74,7 @@ describe("README.md's", function()
   end)
 
   it("host is C11 and C++, and prints what it says", function()
-    local line, code = text:match("\n    (cc [^\n]*)\n\n```c\n(.-)```")
+    local line, code = readme("runtime/"):match("\n    (cc [^\n]*)\n\n```c\n(.-)```")
     local shown = assert(code:match("/%* (%x%x [%x ]*) %*/"))
     local library = process.command():match("^(.*/)[^/]*$") .. "libnibble.a"
     if not io.open(library) then pending("no libnibble.a beside the command: a build is not here") end
@@ -86,7 +96,8 @@ describe("README.md's", function()
   end)
 
   it("host with a script of a stranger's prints what it shows", function()
-    local line, code, shown = text:match("\n    (cc [^\n]*scripted[^`]-)\n\n```c\n(.-)```\n\n(    .-\n)\n%f[^\n ]")
+    local line, code, shown = readme("bindings/sandbox/"):match(
+      "\n    (cc [^\n]*scripted[^`]-)\n\n```c\n(.-)```\n\n(    .-\n)\n%f[^\n ]")
     local build = process.command():match("^(.*/)[^/]*$")
     if not io.open(build .. "libnibble_lua.a") then
       pending("no libnibble_lua.a beside the command: a build is not here")
@@ -104,5 +115,45 @@ describe("README.md's", function()
     local result = process.run(("cd %s && %s && %s/scripted"):format(quote(process.root), command, folder))
     shown = shown:gsub("\n    ", "\n"):gsub("^    ", "")
     assert.are.same({ status = 0, stdout = shown, stderr = "" }, result)
+  end)
+
+  it("code is run: no block of Lua or C is without a spec #quick", function()
+    local expected = { [""] = 0, ["bindings/"] = 2, ["bindings/sandbox/"] = 1, ["runtime/"] = 1 }
+    for _, name in ipairs(pages("README.md")) do
+      local at = name:gsub("README%.md$", "")
+      local blocks = select(2, readme(at):gsub("\n```[lc]", ""))
+      if at ~= "scripts/scenarios/" then assert.equal(expected[at] or 0, blocks, name) end
+    end
+  end)
+
+  it("links lead to files, and to headings that are there #quick", function()
+    local seen = 0
+    for _, name in ipairs(pages("*.md")) do
+      local text = process.read(process.root .. name)
+      for target in text:gmatch("%]%(([^)%s]+)%)") do
+        if not target:find("^%a+:") then
+          local path, heading = target:match("^([^#]*)#?(.*)$")
+          local file = path == "" and name or (name:match("^(.*/)") or "") .. path
+          assert.is_truthy(io.open(process.root .. file), name .. " links to " .. target)
+          if heading ~= "" then
+            local headings = process.read(process.root .. file):lower():gsub("[`,.:?]", ""):gsub(" ", "-")
+            assert.is_truthy(headings:find("#-" .. heading:gsub("%-", "%%-") .. "\n"), name .. " links to " .. target)
+          end
+          seen = seen + 1
+        end
+      end
+    end
+    assert.is_true(seen > 10)
+  end)
+
+  it("picture is what its example draws #quick", function()
+    local path = process.root .. "scripts/examples/page_table"
+    local result = process.run(("%s %s.lua %s/picture.svg"):format(quote(process.command()), path, folder))
+    assert.same({ 0, "" }, { result.status, result.stderr })
+    assert.equal(process.read(path .. ".svg"), process.read(folder .. "/picture.svg"))
+  end)
+
+  it("first is one page #quick", function()
+    assert.is_true(select(2, readme(""):gsub("\n", "")) <= 130)
   end)
 end)

@@ -25,7 +25,7 @@
 --   closed          a replay that reads a tensor which was closed: nothing can give it other values any more
 --   unjoined        a stream that was forked in a capture and not joined back
 --
--- README.md has a table of what is seen, what is not, and what cannot be known.
+-- bindings/README.md has a table of what is seen, what is not, and what cannot be known.
 --
 -- Order comes from events, streams and the host's own waits alone. The checker looks at slots, block tables, lengths
 -- and positions at each call and waits for that, so that a script runs more slowly, but never differently in what is
