@@ -97,7 +97,8 @@ describe("the installed tree", function()
       "lib/libnibble.so.2", "lib/libnibble_lua.a", "lib/lua/5.4/nibble.so", "lib/pkgconfig/nibble-lua.pc",
       "lib/pkgconfig/nibble.pc", "share/doc/nibble/CHANGELOG.md", "share/doc/nibble/LICENSE",
       "share/doc/nibble/README.md", "share/doc/nibble/bindings/README.md",
-      "share/doc/nibble/bindings/sandbox/README.md", "share/doc/nibble/kernels/README.md", "share/doc/nibble/runtime/README.md", "share/doc/nibble/scripts/README.md",
+      "share/doc/nibble/bindings/sandbox/README.md", "share/doc/nibble/kernels/README.md",
+      "share/doc/nibble/runtime/README.md", "share/doc/nibble/scripts/README.md",
       "share/doc/nibble/scripts/scenarios/README.md",
       "share/man/man1/nibble.1" }
     for _, file in ipairs(lines(process.run("cd " .. quote(root) ..

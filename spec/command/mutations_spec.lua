@@ -87,7 +87,7 @@ describe("scripts/mutate", function()
       .. "cp %sspec/support/mutate.lua spec/support")
       :format(process.quote(folder), process.quote(root), process.quote(root)))
     write("value.txt", "one\ntwo\nthree\n")
-    write("scripts/setup", [[
+    write("scripts/setup.sh", [[
 say() { printf '%s: %s\n' "$me" "$*" >&2; }
 fail() { say "$@"; exit 1; }
 install() { :; }

@@ -306,7 +306,7 @@ exit %s
     end
 
     local function prepare(...) -- the names of tools that find nothing to complain about
-      process.run(("mkdir -p %s/bin %s/scripts/scenarios && cp %s/scripts/setup %s/scripts/run %s/scripts"):format(
+      process.run(("mkdir -p %s/bin %s/scripts/scenarios && cp %s/scripts/setup.sh %s/scripts/run %s/scripts"):format(
         folder, folder, root, root, folder))
       for _, name in ipairs(basics) do process.run(("ln -s $(command -v %s) %s/bin/"):format(name, folder)) end
       for _, name in ipairs { ... } do tool(name, ":") end
