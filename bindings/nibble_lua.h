@@ -39,11 +39,11 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
  * and Lua's own functions. One instruction of Lua is not interrupted, so a call may end late: by 2 ms, plus 1 ms for
  * each 64 KiB that one instruction touches (two strings that are compared or joined, part of a table, a tensor that is
  * made or freed, all of Lua's memory in the collection that comes when it has run out). One case is slower: if n
- * integer keys of a table all collide, n * n nanoseconds, with n up to lua_memory / 256 (0.3 s at 4 MiB). On a GPU the
- * driver takes up to 20 us for each tensor that the end of a call closes (`tensors` of them at most), and reading many
- * values (totable) has come 0.12 s late there. Strings of more than 512 bytes make a script slower, since the clock is
- * read more often while they live. Where that is too late, call from a thread of your own and go on without it:
- * nib_sandbox_cancel.
+ * integer keys of a table all collide, n * n nanoseconds, with n up to lua_memory / 256 (0.3 s at 4 MiB). The
+ * first use of a GPU opens it, which takes the driver 0.1 s and more: nib_sandbox_create does that for the default
+ * device, and a script that names another GPU does it in its call. Strings of more than 512 bytes make a script slower,
+ * since the clock is read more often while they live. Where that is too late, call from a thread of your own and go on
+ * without it: nib_sandbox_cancel.
  *
  * Other than in Lua: no metatable has __gc, __close or __mode, and metamethods count as they are when setmetatable is
  * called; xpcall calls its handler after the stack is gone; tostring shows no addresses; `load` takes text alone;
@@ -73,7 +73,8 @@ typedef struct nib_sandbox_config {
   uint64_t queued_bytes;
 } nib_sandbox_config;
 
-/* `config` may be NULL. INVALID (another ABI version, a negative limit, the runtime's config) or MEMORY (a small
+/* Makes a sandbox and opens the default device (the best there is, or what NIBBLE_DEVICE names). `config` may be NULL.
+ * INVALID (another ABI version, a negative limit, the runtime's config) or MEMORY (a small
  * lua_memory, too); no message then. */
 NIB_API nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t config_bytes,
                                             size_t runtime_config_bytes, nib_sandbox **out);

@@ -491,11 +491,22 @@ static void make_buffers(lua_State *L) {
   luaL_pushresultsize(&buffer, 0);
 }
 
+/* Opens the default device. A GPU takes a tenth of a second and more for that, which no deadline can end: so it must
+ * not be a call's first tensor that does it. A device that cannot be opened is the script's error, when it uses it. */
+static void open_device(nib_runtime *runtime) {
+  nib_device *device = NULL;
+  const char *name = nib_lua_default_device();
+  if (!name) device = nib_device_best(runtime);
+  else if (nib_device_find(runtime, name, &device) != NIB_OK) return;
+  nib_device_default_stream(device);
+}
+
 static int open_sandbox(lua_State *L) {
   const nib_sandbox *sandbox = nib_sandbox_of(L);
   lua_settop(L, 0);
   make_buffers(L);
   if (nib_lua_open(L, sandbox->runtime) != NIB_OK) return lua_error(L);
+  open_device(sandbox->runtime);
   set_limits(L);
   nib_sandbox_open(L);
   lua_rawsetp(L, LUA_REGISTRYINDEX, &globals_key);

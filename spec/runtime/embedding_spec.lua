@@ -69,11 +69,11 @@ describe("a host in C", function()
   end)
 
   -- On the stand-in, tidily; on_gpu: as it is where the specs run on a GPU.
-  local function run_on_standin(name, on_gpu, gpus)
+  local function run_on_standin(name, on_gpu, gpus, lua)
     if on_gpu and (os.getenv("NIBBLE_DEVICE") or ""):find("^cuda") then return run(name) end
     if standin.missing then return pending(standin.missing) end
     local log = os.tmpname()
-    run(name, {
+    run(name, { lua = lua,
       before = ("unset CUDA_VISIBLE_DEVICES; export NIBBLE_DEVICE=cuda:0 NIB_STANDIN_DEVICES=%d NIB_STANDIN_LOG=%s " ..
       "LD_LIBRARY_PATH=%s; "):format(gpus or 1, quote(log), quote(standin.absolute())) })
     local text = process.read(log)
@@ -87,6 +87,10 @@ describe("a host in C", function()
   it("gives tensors to other frameworks and takes theirs, uncopied, whoever lets go first, on any thread", function()
     run("dlpack") -- spec/support/dlpack_check.py does it by hand with numpy and PyTorch
     run_on_standin("dlpack", true)
+  end)
+
+  it("has its GPU open when a sandbox is made: no call of a script waits for that", function()
+    run_on_standin("opened", false, 1, true)
   end)
 
   it("is told that the CPU shares nothing by file descriptors", function()

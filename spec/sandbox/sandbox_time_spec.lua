@@ -3,7 +3,6 @@
 local program = require("spec.support.host_program")
 local overruns = require("spec.support.overruns")
 local process = require("spec.support.runtime_process")
-local nibble = require "nibble"
 
 local BUDGET = 10000 -- microseconds
 
@@ -35,10 +34,7 @@ local function run(path, numbers)
 end
 
 -- What nibble_lua.h says, in microseconds.
-local closing_us = nibble.device() == "cpu" and 0 or 20
-local function bound(overrun)
-  return overrun.late_us or 2000 + (overrun.bytes or 0) / 65536 * 1000 + (overrun.closes or 0) * closing_us
-end
+local function bound(overrun) return overrun.late_us or 2000 + (overrun.bytes or 0) / 65536 * 1000 end
 
 describe("a script that does not end", function()
   it("is stopped, whatever it is that does not end", function()

@@ -1,6 +1,6 @@
 -- Scripts that never end by themselves, each in a way of its own: what Lua, its library or nibble does for long at a
 -- time. All are ended at the deadline; how late each may be, sandbox_time_spec.lua knows from `bytes`: what one
--- instruction touches, and `closes`: the tensors that the end of the call closes.
+-- instruction touches.
 local M = 1 << 20
 local overruns = {
   { "a loop", "while true do end" },
@@ -118,8 +118,7 @@ local overruns = {
     while true do pcall(string.rep, "x", 1000000) local _, _, _ = {}, {}, {} end]] },
   { "deep calls", "local function f(n) return 1 + f(n + 1) end while true do pcall(f, 1) end" },
   { "deep calls with tensors to close", [[
-    local function f(n) local t <close> = nibble.zeros(1) return 1 + f(n + 1) end while true do pcall(f, 1) end]],
-    closes = 10000 },
+    local function f(n) local t <close> = nibble.zeros(1) return 1 + f(n + 1) end while true do pcall(f, 1) end]] },
   { "coroutines with deep stacks", [[
     local t = {}
     local function deep(n) if n == 0 then coroutine.yield() end return 1 + deep(n - 1) end
