@@ -6,7 +6,38 @@
 #ifndef NIB_BACKEND_H
 #define NIB_BACKEND_H
 
-#include "internal.h"
+#include "nibble_tools.h"
+#include "../kernels/params.h"
+
+struct nib_uses;
+struct nib_plan;
+
+/* Bytes for the copy engine of a GPU to move, between it and pinned memory, or from another GPU. */
+struct nib_transfer {
+  void *destination;
+  const void *source;
+  size_t bytes;
+  nib_device *from; /* the other GPU, or NULL */
+};
+
+/* A kernel to run: one of ours, whose launch the device works out from the params, or a user's; or a transfer. */
+#define NIB_WORK_USER_KERNEL NIB_KERNEL_COUNT
+#define NIB_WORK_TRANSFER    ((enum nib_kernel)(NIB_KERNEL_COUNT + 1)) /* params: struct nib_transfer */
+struct nib_work {
+  const char *name;
+  enum nib_kernel kernel;
+  const void *params;
+  size_t bytes;
+  nib_module *module;
+  void *function;
+  uint32_t grid[3], block[3], shared_bytes;
+};
+
+/* Where a user kernel's parameters lie in its argument buffer; count -1: the driver cannot tell. */
+struct nib_params_layout {
+  int32_t count;
+  size_t bytes[NIB_MAX_ARGUMENTS], offset[NIB_MAX_ARGUMENTS];
+};
 
 struct nib_backend {
   const char *name;

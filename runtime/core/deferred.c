@@ -1,48 +1,7 @@
-/* What queued work still uses: tickets of streams on storages, events and plans, and freeing behind them. */
+/* Objects that queued work still uses after their last reference is gone. */
 #include <stdlib.h>
 
-#include "../backend.h"
-
-/* The streams may be of several devices: pinned memory is the CPU's and used by GPUs. */
-static bool use_is_done(const struct nib_use *use) {
-  return use->stream->device->backend->reached(use->stream, nib_use_ticket(use, false));
-}
-
-bool nib_uses_idle(struct nib_uses *uses) {
-  int32_t kept = 0;
-  for (int32_t i = 0; i < uses->count; i++)
-    if (!use_is_done(&uses->items[i])) uses->items[kept++] = uses->items[i];
-  uses->count = kept;
-  return kept == 0;
-}
-
-nib_status nib_uses_reserve(nib_runtime *rt, struct nib_uses *uses) {
-  if (uses->count < uses->capacity) return NIB_OK;
-  nib_uses_idle(uses);
-  if (uses->count < uses->capacity) return NIB_OK;
-  int32_t capacity = uses->capacity ? uses->capacity * 2 : 2;
-  struct nib_use *items =
-    nib_reallocate(rt, uses->items, sizeof *items * (size_t)uses->capacity, sizeof *items * (size_t)capacity);
-  if (!items) return nib_fail_memory(rt, "stream", sizeof *items * (size_t)capacity);
-  uses->items = items;
-  uses->capacity = capacity;
-  return NIB_OK;
-}
-
-void nib_uses_add(struct nib_uses *uses, nib_stream *stream, uint64_t ticket, bool write) {
-  struct nib_use *use = uses->items;
-  for (int32_t i = 0; i < uses->count; i++, use++)
-    if (use->stream == stream) {
-      *(write ? &use->write : &use->read) = ticket;
-      return;
-    }
-  uses->items[uses->count++] = (struct nib_use){ stream, write ? 0 : ticket, write ? ticket : 0 };
-}
-
-void nib_uses_free(nib_runtime *rt, struct nib_uses *uses) {
-  nib_free(rt, uses->items, sizeof *uses->items * (size_t)uses->capacity);
-  *uses = (struct nib_uses){ 0 };
-}
+#include "core.h"
 
 /* A device that captures natively refuses to destroy anything meanwhile. */
 static bool can_destroy(struct nib_deferred *object) {
@@ -98,8 +57,22 @@ static bool reap_limbo(nib_device *device, int64_t deadline_us) {
   return freed;
 }
 
+/* Exports that came back on other threads. */
+static void take_returned(nib_runtime *rt) {
+  if (!__atomic_load_n(&rt->returned, __ATOMIC_ACQUIRE)) return;
+  pthread_mutex_lock(&rt->exports_lock);
+  struct nib_return *returned = rt->returned;
+  rt->returned = NULL;
+  pthread_mutex_unlock(&rt->exports_lock);
+  while (returned) {
+    struct nib_return *next = returned->next;
+    returned->take(rt, returned);
+    returned = next;
+  }
+}
+
 void nib_reap(nib_device *device, int64_t deadline_us) {
-  nib_exports_take_back(device->runtime);
+  take_returned(device->runtime);
   bool all = !device->limbo || deadline_us == NIB_UNLIMITED;
   if (all) gather(device);
   if (reap_limbo(device, deadline_us) || all) return;
@@ -129,7 +102,7 @@ void nib_drain(nib_device *device) {
   if (device->limbo || device->seen) wait_for_limbo(device); /* large blocks that the runtime's thread has got now */
 }
 
-/* ---- Large blocks ---------------------------------------------------------------------------------------------- */
+/* ---- Large blocks ------------------------------------------------------------------------------------------------ */
 
 #define LARGE        ((size_t)8 << 20) /* bytes, from which on the kernel may take a millisecond to have them back */
 #define MOST_LEAVING 200               /* blocks in the queue, which never makes anybody wait */

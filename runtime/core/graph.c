@@ -3,13 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../backend.h"
-
-const char *const nib_kernel_names[NIB_KERNEL_COUNT] = {
-#define X(symbol, name) #name,
-  NIB_KERNEL_LIST(X)
-#undef X
-};
+#include "core.h"
 
 /* Room for one more item; arrays double. */
 static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity, size_t item) {
@@ -22,7 +16,7 @@ static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity
   return true;
 }
 
-/* ---- Plans ----------------------------------------------------------------------------------------------------- */
+/* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
 #define FIRST_CHUNK ((size_t)1024) /* bytes; each is twice as large as the one before, up to */
 #define LAST_CHUNK  ((size_t)65536)
@@ -97,7 +91,7 @@ static bool is_behind(const struct nib_plan *plan, int32_t node, const int32_t *
   return marks[node];
 }
 
-/* ---- Recording ------------------------------------------------------------------------------------------------- */
+/* ---- Recording --------------------------------------------------------------------------------------------------- */
 
 static bool pin(nib_runtime *rt, struct nib_plan *plan, struct nib_storage *storage, bool write) {
   for (int32_t i = 0; i < plan->pin_count; i++)
@@ -185,7 +179,7 @@ void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count) 
   stream->frontier_count = joined;
 }
 
-/* ---- Beginning and ending -------------------------------------------------------------------------------------- */
+/* ---- Beginning and ending ---------------------------------------------------------------------------------------- */
 
 nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   nib_device *device = stream->device;
@@ -330,7 +324,7 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   return NIB_OK;
 }
 
-/* ---- Graphs ---------------------------------------------------------------------------------------------------- */
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
 
 void nib_graph_release(nib_graph *graph) {
   if (!graph) return;

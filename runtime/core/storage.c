@@ -1,11 +1,11 @@
 /* Storages: the memory of tensors, where it comes from and whom it goes back to. */
-#include "../backend.h"
+#include "core.h"
 
-/* ---- Giving back ----------------------------------------------------------------------------------------------- */
+/* ---- Giving back ------------------------------------------------------------------------------------------------- */
 
 bool nib_storage_free(struct nib_storage *storage) {
   nib_device *device = storage->deferred.device, *pinned_by = storage->pinned_by;
-  if (storage->owner) {
+  if (storage->foreign) {
     if (storage->release) storage->release(storage->user);
     return true;
   }
@@ -25,7 +25,7 @@ static void bury(struct nib_storage *storage) {
   nib_handle_removed(rt);
 }
 
-void nib_storages_tell(struct nib_storage *gone) {
+static void release_all(struct nib_storage *gone) {
   while (gone) {
     struct nib_storage *storage = gone;
     gone = storage->next;
@@ -38,9 +38,9 @@ static enum nib_end storage_destroy(struct nib_deferred *self) {
   struct nib_storage *storage = (struct nib_storage *)self;
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
-  if (storage->data || storage->owner || storage->leaving) { /* not when the runtime was closed before */
+  if (storage->data || storage->foreign || storage->leaving) { /* not when the runtime was closed before */
     /* With the lock no owner is told: he may wait for somebody who waits for it. */
-    bool later = rt->closed && storage->owner;
+    bool later = rt->closed && storage->foreign;
     if (!later && !storage->leaving) {
       if (!nib_storage_free(storage)) return NIB_LATER;
       if (!rt->closed && !nib_uses_idle(&self->uses)) { /* it counts until the runtime's thread has given it back */
@@ -89,7 +89,24 @@ void nib_storage_release(struct nib_storage *storage) {
   nib_handle_removed(rt);
 }
 
-/* ---- Making ---------------------------------------------------------------------------------------------------- */
+/* ---- The lock of exports ----------------------------------------------------------------------------------------- */
+
+void nib_exports_lock(nib_runtime *rt) {
+  pthread_mutex_lock(&rt->exports_lock);
+  rt->exports_depth++;
+}
+
+void nib_exports_unlock(nib_runtime *rt) {
+  struct nib_storage *gone = NULL;
+  if (--rt->exports_depth == 0) {
+    gone = rt->gone;
+    rt->gone = NULL;
+  }
+  pthread_mutex_unlock(&rt->exports_lock);
+  release_all(gone);
+}
+
+/* ---- Making ------------------------------------------------------------------------------------------------------ */
 
 static bool over_cap(const nib_device *device, size_t bytes) {
   uint64_t cap = device->runtime->config.memory_cap;
@@ -132,7 +149,7 @@ static nib_status allocate_in_cap(nib_device *device, const struct nib_origin *o
 static void adopt(const struct nib_origin *origin, struct nib_storage *storage) {
   storage->data = origin->data;
   storage->shared = origin->shared;
-  storage->owner = !origin->shared;
+  storage->foreign = !origin->shared;
   storage->release = origin->release;
   storage->user = origin->user;
   storage->read_only = origin->read_only;
@@ -169,119 +186,4 @@ nib_status nib_storage_create(nib_device *device, const struct nib_origin *origi
   NIB_TELL(rt, NIB_OBSERVED_STORAGE_CREATED, .operation = "storage", .device = device, .storage = storage->id,
            .bytes = bytes);
   return NIB_OK;
-}
-
-/* ---- Memory of the host's -------------------------------------------------------------------------------------- */
-
-/* How many bytes the view reaches over. Everything that is asked of a view of somebody else's memory. */
-static nib_status check_view(nib_runtime *rt, const char *operation, const nib_wrap_desc *desc, size_t *bytes) {
-  nib_status status = nib_check_dtype(rt, operation, desc->dtype);
-  if (status != NIB_OK) return status;
-  if (desc->ndim > 0 && !desc->shape)
-    return nib_fail(rt, NIB_INVALID, "%s: shape: expected %d sizes, got NULL", operation, (int)desc->ndim);
-  status = nib_check_shape(rt, operation, "shape", desc->dtype, desc->ndim, desc->shape);
-  if (status != NIB_OK) return status;
-  int64_t item = (int64_t)nib_dtype_bytes(desc->dtype), numel = nib_shape_numel(desc->ndim, desc->shape);
-  int64_t most = ((int64_t)1 << 62) / item, count = numel;
-  for (int32_t i = 0; desc->stride && i < desc->ndim; i++)
-    if (desc->stride[i] < 0)
-      return nib_fail(rt, NIB_INVALID, "%s: stride: expected strides >= 0, got %lld in dimension %lld", operation,
-                      (long long)desc->stride[i], (long long)i + rt->config.index_base);
-  if (desc->stride && numel > 0) {
-    count = 1;
-    for (int32_t i = 0; i < desc->ndim; i++) {
-      if (desc->shape[i] > 1 && desc->stride[i] > (most - count) / (desc->shape[i] - 1))
-        return nib_fail(
-          rt, NIB_INVALID,
-          "%s: stride: expected less than 2^62 bytes, got stride %lld over %lld elements in dimension %lld", operation,
-          (long long)desc->stride[i], (long long)desc->shape[i], (long long)i + rt->config.index_base);
-      count += (desc->shape[i] - 1) * desc->stride[i];
-    }
-  }
-  if (numel > 0 && (!desc->data || (uintptr_t)desc->data % (uintptr_t)item != 0))
-    return nib_fail(rt, NIB_INVALID, "%s: data: expected an address that is a multiple of %d, got %p", operation,
-                    (int)item, desc->data);
-  *bytes = (size_t)(count * item);
-  return NIB_OK;
-}
-
-nib_status nib_wrap(nib_device *device, nib_device *pinned_by, const char *operation, const nib_wrap_desc *desc,
-                    nib_tensor **out) {
-  nib_runtime *rt = device->runtime;
-  *out = NULL;
-  struct nib_origin origin = { .adopted = true,
-                               .data = desc->data,
-                               .release = desc->release,
-                               .user = desc->user,
-                               .read_only = desc->read_only,
-                               .pinned_by = pinned_by };
-  nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = nib_device_open(device);
-  if (status == NIB_OK) status = check_view(rt, operation, desc, &origin.bytes);
-  if (status == NIB_OK && origin.bytes > 0 && device->backend->memory_check)
-    status = device->backend->memory_check(device, operation, desc->data);
-  if (status == NIB_OK)
-    status = nib_tensor_on(device, &origin, desc->dtype, desc->ndim, desc->shape, desc->stride, out);
-  if (status == NIB_OK && origin.bytes > 0)
-    nib_tell_host(operation, *out, true); /* whatever it holds is what the owner put there */
-  return status;
-}
-
-nib_status nib_tensor_wrap_sized(nib_device *device, const nib_wrap_desc *given, size_t desc_bytes, nib_tensor **out) {
-  *out = NULL;
-  nib_wrap_desc desc;
-  nib_status status = nib_enter(device->runtime);
-  if (status == NIB_OK) status = NIB_READ_DESC(device->runtime, "wrap", nib_wrap_desc, &desc, given, desc_bytes);
-  return status == NIB_OK ? nib_wrap(device, NULL, "wrap", &desc, out) : status;
-}
-
-/* ---- Memory by file descriptor --------------------------------------------------------------------------------- */
-
-nib_status nib_check_fds(nib_device *device, const char *operation, void *out) {
-  *(void **)out = NULL;
-  nib_status status = nib_enter(device->runtime);
-  if (status != NIB_OK || device->backend->shared_import) return status;
-  return nib_fail(device->runtime, NIB_INVALID,
-                  "%s: device: expected a CUDA device (others share nothing by file descriptor), got %s", operation,
-                  device->info.name);
-}
-
-nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *given, size_t desc_bytes,
-                                   nib_tensor **out) {
-  nib_runtime *rt = device->runtime;
-  nib_import_desc own;
-  const nib_import_desc *desc = &own;
-  nib_status status = nib_check_fds(device, "import", out);
-  if (status == NIB_OK) status = NIB_READ_DESC(rt, "import", nib_import_desc, &own, given, desc_bytes);
-  if (status == NIB_OK) status = nib_device_open(device);
-  if (status != NIB_OK) return status;
-  if ((unsigned)desc->kind > NIB_FD_EXPORTED)
-    return nib_fail(rt, NIB_INVALID, "import: kind: expected NIB_FD_OPAQUE or NIB_FD_EXPORTED, got %d",
-                    (int)desc->kind);
-  if (desc->bytes == 0 || desc->bytes > (uint64_t)1 << 62)
-    return nib_fail(rt, NIB_INVALID, "import: bytes: expected 1..2^62, got %llu", (unsigned long long)desc->bytes);
-  struct nib_origin origin = { .adopted = true, .bytes = (size_t)desc->bytes };
-  int64_t size = (int64_t)desc->bytes;
-  status = device->backend->shared_import(device, desc, &origin.data, &origin.shared);
-  if (status != NIB_OK) return status;
-  status = nib_tensor_on(device, &origin, NIB_UINT8, 1, &size, NULL, out);
-  if (status != NIB_OK) {
-    device->backend->shared_free(device, origin.shared);
-    return status;
-  }
-  nib_file_close(desc->fd); /* the driver has its own */
-  nib_tell_host("import", *out, true);
-  return NIB_OK;
-}
-
-nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *bytes) {
-  nib_device *device = nib_tensor_dev(tensor);
-  *fd = -1;
-  *bytes = 0;
-  nib_status status = nib_enter(device->runtime);
-  if (status != NIB_OK) return status;
-  if (!tensor->storage->shared || tensor->storage->counted == 0)
-    return nib_fail(device->runtime, NIB_INVALID,
-                    "export: tensor: expected one of nib_tensor_create_exportable's, got another");
-  return device->backend->shared_export(device, tensor->storage->shared, fd, bytes);
 }

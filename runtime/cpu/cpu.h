@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 #include "../../kernels/cpu/kernel.h"
-#include "../backend.h"
+#include "../core/core.h"
 
 struct nib_cpu;
 struct nib_cpu_task;

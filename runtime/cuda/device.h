@@ -2,7 +2,7 @@
 #ifndef NIB_CUDA_DEVICE_H
 #define NIB_CUDA_DEVICE_H
 
-#include "../backend.h"
+#include "../core/core.h"
 #include "driver.h"
 #include "geometry.h"
 

@@ -6,7 +6,7 @@
 
 #include <cudaTypedefs.h>
 
-#include "../internal.h"
+#include "../core/core.h"
 
 /* X(name, version of the signature) */
 #define NIB_DRIVER_LIST(X)                  \

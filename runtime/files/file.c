@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../internal.h"
+#include "files.h"
 
 #define PIECE ((size_t)4 << 20) /* bytes between two looks at the clock */
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../backend.h"
+#include "files.h"
 
 #define MOST_HEADER_BYTES (1 << 20)
 

@@ -2,7 +2,7 @@
 #ifndef NIB_SAFETENSORS_H
 #define NIB_SAFETENSORS_H
 
-#include "../backend.h"
+#include "files.h"
 
 #define NIB_MOST_HEADER_BYTES ((uint64_t)100 << 20)
 #define NIB_METADATA          "__metadata__"

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "../backend.h"
+#include "interop.h"
 
 /* ---- Element types --------------------------------------------------------------------------------------------- */
 
@@ -101,8 +101,8 @@ nib_status nib_tensor_from_dlpack(nib_runtime *rt, struct DLManagedTensorVersion
 /* ---- To others ------------------------------------------------------------------------------------------------- */
 
 struct nib_export {
+  struct nib_return returned;
   struct DLManagedTensorVersioned managed;
-  struct nib_export *next; /* among those that came back */
   struct nib_storage *storage;
   int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
 };
@@ -114,7 +114,12 @@ static void destroy(nib_runtime *rt, struct nib_export *export) {
   nib_free(rt, export, sizeof *export);
 }
 
-/* On any thread: everything is left to the one that uses the runtime, as long as there is one. */
+static void take_back(nib_runtime *rt, struct nib_return *self) {
+  destroy(rt, (struct nib_export *)self);
+  nib_handle_removed(rt);
+}
+
+/* On any thread. Until the runtime is closed, the thread that uses it does the rest. */
 static void come_back(struct DLManagedTensorVersioned *self) {
   struct nib_export *export = self->manager_ctx;
   nib_runtime *rt = export->storage->deferred.device->runtime;
@@ -124,25 +129,11 @@ static void come_back(struct DLManagedTensorVersioned *self) {
   if (closed) {
     destroy(rt, export);
   } else {
-    export->next = rt->returned;
-    __atomic_store_n(&rt->returned, export, __ATOMIC_RELEASE);
+    export->returned = (struct nib_return){ rt->returned, take_back };
+    __atomic_store_n(&rt->returned, &export->returned, __ATOMIC_RELEASE);
   }
   nib_exports_unlock(rt);
   if (closed) nib_handle_removed(rt);
-}
-
-void nib_exports_take_back(nib_runtime *rt) {
-  if (!__atomic_load_n(&rt->returned, __ATOMIC_ACQUIRE)) return;
-  nib_exports_lock(rt);
-  struct nib_export *export = rt->returned;
-  rt->returned = NULL;
-  nib_exports_unlock(rt);
-  while (export) {
-    struct nib_export *next = export->next;
-    destroy(rt, export);
-    nib_handle_removed(rt);
-    export = next;
-  }
 }
 
 /* What the consumer does next must come after all queued work on the tensor: it may write what is still to be read. */

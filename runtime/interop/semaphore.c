@@ -1,5 +1,7 @@
 /* Timeline semaphores of other APIs: what is the same on every device that has them. */
-#include "../backend.h"
+#include <unistd.h>
+
+#include "interop.h"
 
 static enum nib_end semaphore_destroy(struct nib_deferred *self) {
   nib_semaphore *semaphore = (nib_semaphore *)self;
@@ -25,7 +27,7 @@ nib_status nib_semaphore_import(nib_device *device, int fd, nib_semaphore **out)
     nib_free(rt, semaphore, sizeof *semaphore);
     return status;
   }
-  nib_file_close(fd); /* the driver has its own */
+  close(fd); /* the driver has its own */
   nib_handle_added(rt);
   *out = semaphore;
   return NIB_OK;

@@ -3,7 +3,7 @@
 #ifndef NIB_CHECK_H
 #define NIB_CHECK_H
 
-#include "../backend.h"
+#include "../tensor/tensor.h"
 
 struct nib_check {
   nib_stream *stream;

@@ -2,8 +2,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "../backend.h"
 #include "../core/floats.h"
+#include "tensor.h"
 
 static bool same_shape(const nib_tensor *a, const nib_tensor *b) {
   return a->ndim == b->ndim && memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0;

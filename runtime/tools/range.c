@@ -2,7 +2,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "../backend.h"
+#include "tools.h"
 
 /* Finds the library at the first range; without it ranges cost a comparison. */
 static struct nib_ranges *find_ranges(nib_runtime *rt) {

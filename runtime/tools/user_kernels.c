@@ -1,15 +1,7 @@
-/* Kernels of the user's own: modules of device code and launches of what is in them. */
+/* Kernels of the user's own: compiling them, and launching what is in a module. */
 #include <string.h>
 
-#include "../backend.h"
-
-/* Its deferred uses are the launches of its kernels. */
-struct nib_module {
-  struct nib_deferred deferred;
-  nib_module *next, *previous; /* all of the device */
-  int32_t references;          /* handles, kernels and graph nodes */
-  void *impl;                  /* the device's; NULL when its runtime was closed before */
-};
+#include "tools.h"
 
 struct nib_user_kernel {
   nib_module *module;
@@ -19,87 +11,11 @@ struct nib_user_kernel {
   struct nib_params_layout layout;
 };
 
-static enum nib_end module_destroy(struct nib_deferred *self) {
-  nib_module *module = (nib_module *)self;
-  nib_device *device = self->device;
-  nib_runtime *rt = device->runtime;
-  if (module->impl) {
-    device->backend->module_unload(device, module->impl);
-    if (module->next) module->next->previous = module->previous;
-    *(module->previous ? &module->previous->next : &device->modules) = module->next;
-  }
-  nib_uses_free(rt, &self->uses);
-  nib_free(rt, module, sizeof *module);
-  nib_handle_removed(rt);
-  return NIB_GONE;
-}
-
-void nib_modules_close(nib_device *device) {
-  for (nib_module *module = device->modules; module; module = module->next) {
-    device->backend->module_unload(device, module->impl);
-    module->impl = NULL;
-  }
-  device->modules = NULL;
-}
-
-void nib_module_retain(nib_module *module) { module->references++; }
-struct nib_uses *nib_module_uses(nib_module *module) {
-  return &module->deferred.uses;
-}
-
-void nib_module_release(nib_module *module) {
-  if (module && --module->references == 0) nib_defer(&module->deferred);
-}
-
-/* An available device that runs user kernels, opened. */
-static nib_status check_device(nib_device *device, const char *operation) {
-  nib_status status = nib_enter(device->runtime);
-  if (status != NIB_OK) return status;
-  if (!device->backend->module_load)
-    return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: device: expected a CUDA device, got %s", operation,
-                    device->info.name);
-  return nib_device_open(device);
-}
-
-nib_status nib_module_create(nib_device *device, const void *image, size_t bytes, nib_module **out) {
-  nib_runtime *rt = device->runtime;
-  *out = NULL;
-  nib_status status = check_device(device, "module");
-  if (status == NIB_OK) status = nib_check_not_capturing(device, "module");
-  if (status != NIB_OK) return status;
-  /* The driver reads PTX up to a final 0. */
-  char *copy = nib_allocate(rt, bytes + 1);
-  nib_module *module = copy ? nib_allocate_zero(rt, sizeof *module) : NULL;
-  if (!module) {
-    nib_free(rt, copy, bytes + 1);
-    return nib_fail_memory(rt, "module", bytes);
-  }
-  if (bytes) memcpy(copy, image, bytes);
-  copy[bytes] = 0;
-  status = device->backend->module_load(device, copy, bytes, &module->impl);
-  nib_free(rt, copy, bytes + 1);
-  if (status != NIB_OK) {
-    nib_free(rt, module, sizeof *module);
-    return status;
-  }
-  module->deferred.device = device;
-  module->deferred.destroy = module_destroy;
-  module->references = 1;
-  module->next = device->modules;
-  if (module->next) module->next->previous = module;
-  device->modules = module;
-  nib_handle_added(rt);
-  *out = module;
-  return NIB_OK;
-}
-
-nib_device *nib_module_device(const nib_module *module) { return module->deferred.device; }
-
 nib_status nib_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
                        nib_module **out) {
   nib_runtime *rt = device->runtime;
   *out = NULL;
-  nib_status status = check_device(device, "compile");
+  nib_status status = nib_check_loads(device, "compile");
   if (status == NIB_OK) status = nib_check_not_capturing(device, "compile");
   char *image = NULL;
   size_t bytes = 0;
@@ -157,7 +73,7 @@ size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index)
   return index >= 0 && index < kernel->layout.count ? kernel->layout.bytes[index] : 0;
 }
 
-/* ---- Launching ------------------------------------------------------------------------------------------------- */
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 /* Before the driver sees it, which would call a capture invalid. The limits are those of every GPU that CUDA still
  * knows. */

@@ -1,0 +1,387 @@
+/* The core: a runtime and its devices, storages and when their memory is freed, streams, events, captures and graphs.
+ * Every other room stands on it; it calls none of them, and the devices by the functions of backend.h alone. Below, the
+ * files come in an order in which each calls only those before it: there is no circle among them. */
+#ifndef NIB_CORE_H
+#define NIB_CORE_H
+
+#include <pthread.h>
+
+#include "../../kernels/params.h"
+#include "../backend.h"
+#include "../nibble_tools.h"
+#include "../sized.h"
+
+#define NIB_DTYPE_COUNT (NIB_INT64 + 1) /* not in nibble.h: it grows */
+
+/* The last tickets of one stream that read and that write an object; 0: none does (core/uses.c). */
+struct nib_use {
+  nib_stream *stream;
+  uint64_t read, write;
+};
+
+/* The last ticket of the stream that uses the object (writes_only: that writes it); 0: none does. */
+static inline uint64_t nib_use_ticket(const struct nib_use *use, bool writes_only) {
+  return writes_only || use->write > use->read ? use->write : use->read;
+}
+
+struct nib_uses {
+  struct nib_use *items;
+  int32_t count, capacity;
+};
+
+/* What a call of `destroy` did. Large objects are destroyed in pieces that take less than a millisecond. */
+enum nib_end {
+  NIB_GONE,
+  NIB_MORE, /* a piece is gone, and `destroy` has to be called again */
+  NIB_LATER /* nothing is gone: its uses are not done */
+};
+
+/* The head of every object that queued work can use after its last reference is gone: storages, events, plans of
+ * graphs, modules, semaphores (core/deferred.c). */
+struct nib_deferred {
+  nib_device *device;
+  struct nib_deferred *next; /* in the device's limbo */
+  struct nib_uses uses;
+  enum nib_end (*destroy)(struct nib_deferred *self);
+};
+
+struct nib_storage {
+  struct nib_deferred deferred;
+  struct nib_storage *next, *previous; /* all storages of the device that hold memory */
+  void *data;
+  size_t bytes, counted; /* counted: as memory of the device's; 0 for what was not allocated here */
+  uint64_t id;
+  int32_t references, pins; /* pins: references that are graphs' */
+  int32_t exports;          /* references that are other frameworks' */
+  bool read_only;
+  bool leaving;                /* one of the runtime's threads is freeing its memory */
+  nib_device *pinned_by;       /* the GPU whose driver allocated this host memory; NULL for ordinary memory */
+  void *shared;                /* the device's object for memory shared by file descriptor; NULL for ordinary memory */
+  bool foreign;                /* the memory belongs to the host or another library, */
+  void (*release)(void *user); /* which this tells that the storage is gone; may be NULL */
+  void *user;
+};
+
+/* Where the memory of a new storage comes from. All zero: from the device's allocator. */
+struct nib_origin {
+  size_t bytes;
+  nib_device *pinned_by;
+  bool exportable;
+  bool adopted; /* it exists already: imported by file descriptor (shared), or the host's */
+  void *data, *shared;
+  bool read_only;
+  void (*release)(void *user);
+  void *user;
+};
+
+struct nib_tensor {
+  struct nib_storage *storage;
+  nib_dtype dtype;
+  int32_t ndim;
+  int64_t offset_bytes;
+  int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
+};
+
+/* The bytes of operands of a stream's work after the previous load, up to a ticket. */
+#define NIB_LOADS 32
+struct nib_load {
+  uint64_t ticket, bytes;
+};
+
+struct nib_stream {
+  nib_device *device;
+  nib_stream *next; /* all streams of the device */
+  uint64_t id;
+  uint64_t submitted;               /* ticket of the last work */
+  uint64_t marked;                  /* what it was at nib_mark_work */
+  uint64_t dropped;                 /* ticket of the first work that nib_drop_work has dropped; 0: none */
+  struct nib_load loads[NIB_LOADS]; /* that were not done when last looked at, where the config has a limit */
+  int32_t load_count;
+  int32_t priority;
+  bool released; /* free to be handed out again once its work is done */
+  bool wrapped;  /* around a handle of the host's, which is the host's alone again after the release */
+  void *impl;    /* the device's */
+  /* While capturing: the nodes that the next one depends on. */
+  struct nib_capture *capture;
+  int32_t *frontier;
+  int32_t frontier_count, frontier_capacity;
+};
+
+/* A loaded module of device code. Its uses are the launches of its kernels. */
+struct nib_module {
+  struct nib_deferred deferred;
+  nib_module *next, *previous; /* all of the device */
+  int32_t references;          /* handles, kernels and graph nodes */
+  void *impl;                  /* the device's; NULL once its runtime is closed */
+};
+
+struct nib_event {
+  struct nib_deferred deferred;
+  nib_stream *stream;
+  uint64_t stream_id; /* another stream may have its place by now */
+  uint64_t id;
+  uint64_t ticket;
+  int64_t time_ns;     /* written by the device when the work before the event is done */
+  void *impl;          /* the device's */
+  uint64_t capture_id; /* of the capture that it belongs to; 0: none */
+  int32_t *frontier;
+  int32_t frontier_count;
+};
+
+struct nib_node {
+  enum nib_kernel kernel; /* or as in nib_work */
+  nib_module *module;     /* of a user's kernel, kept alive */
+  const char *name;       /* a literal, or the plan's copy of the user's */
+  uint32_t bytes;
+  void *params; /* these and `deps` are in the plan's chunks */
+  int32_t *deps;
+  int32_t dep_count;
+};
+
+struct nib_pin {
+  struct nib_storage *storage;
+  bool write;
+};
+
+/* A piece of memory that nodes take theirs from, so that many are given back at once. */
+struct nib_chunk {
+  _Alignas(16) struct nib_chunk *next;
+  size_t bytes, used; /* of what follows */
+};
+
+/* What a capture recorded. Immutable once instantiated, so that queued replays are untouched by an update. */
+struct nib_plan {
+  struct nib_deferred deferred;
+  struct nib_node *nodes;
+  int32_t node_count, node_capacity;
+  struct nib_chunk *chunks; /* newest first */
+  struct nib_pin *pins;
+  int32_t pin_count, pin_capacity;
+  unsigned char *marks; /* scratch of a walk over the nodes */
+  int32_t mark_capacity;
+  uint64_t operand_bytes;
+  int32_t *order; /* the CPU device's order of execution */
+  void *impl;     /* the device's */
+};
+
+struct nib_capture {
+  uint64_t id;
+  nib_stream *origin;
+  struct nib_plan *plan;
+};
+
+struct nib_graph {
+  nib_device *device;
+  struct nib_plan *plan;
+  uint64_t id;
+};
+
+struct nib_device {
+  nib_runtime *runtime;
+  const struct nib_backend *backend;
+  void *impl;
+  nib_device_info info;
+  nib_stream *default_stream, *streams;
+  nib_stream *fetches;         /* where tensors that are not compact are packed to be read; NULL: none yet */
+  struct nib_capture *capture; /* the open one */
+  struct nib_storage *storages;
+  nib_module *modules;
+  struct nib_deferred *limbo; /* gone, but still used by queued work */
+  struct nib_deferred *seen;  /* the same, looked at since limbo was last empty */
+  struct nib_fault *fault;    /* in memory that kernels reach */
+  uint64_t queued_bytes;      /* of all streams' loads */
+  nib_memory_info memory;
+};
+
+#define NIB_MAX_DEVICES 17 /* the CPU and 16 GPUs */
+
+struct nib_ranges {
+  bool searched;
+  int (*push)(const char *name);
+  int (*pop)(void);
+};
+
+/* An export that came back on another thread. The thread that uses the runtime calls `take`. */
+struct nib_return {
+  struct nib_return *next;
+  void (*take)(nib_runtime *rt, struct nib_return *self);
+};
+
+struct nib_runtime {
+  nib_config config;
+  nib_device devices[NIB_MAX_DEVICES];
+  int32_t device_count;
+  int32_t process;                  /* the one that created it */
+  const volatile char *own_process; /* 1 in that process, 0 in a child; NULL: ask for the id */
+  bool ending, closed;              /* ending: nothing new goes to the runtime's threads */
+  bool host_allocates;              /* the config's allocate is the host's */
+  bool freed_large;                 /* by it, which may have taken long; since somebody asked */
+  nib_stream *frees;                /* where large blocks are given back; NULL: none yet */
+  int64_t handles;                  /* atomic; objects that hosts hold, and exports */
+  pthread_mutex_t exports_lock;     /* recursive; of what exports touch on foreign threads: */
+  int32_t exports_depth;
+  struct nib_return *returned;                       /* exports that came back on other threads; atomic */
+  struct nib_storage *gone;                          /* storages to release once the lock is free */
+  int64_t lingering;                                 /* storages that keep devices open beyond the runtime's end */
+  int64_t deadline_us;                               /* atomic; of nib_now_us; NIB_UNLIMITED: none */
+  uint64_t last_stream_id, last_capture_id, last_id; /* last_id: of storages, events and graphs */
+  void (*observe)(void *user, const nib_observation *observation);
+  void *observe_user;
+  int64_t entered_ns; /* when the last function was entered, for the observer */
+  struct nib_ranges ranges;
+  char error[1024];
+};
+
+static inline nib_runtime *nib_tensor_runtime(const nib_tensor *t) { return t->storage->deferred.device->runtime; }
+static inline nib_device *nib_tensor_dev(const nib_tensor *t) { return t->storage->deferred.device; }
+
+/* ---- memory.c ---- */
+/* What serves a config without an allocator. */
+void *nib_allocate_default(void *user, void *pointer, size_t old_size, size_t new_size);
+void *nib_allocate(nib_runtime *rt, size_t bytes);
+void *nib_allocate_zero(nib_runtime *rt, size_t bytes);
+void *nib_reallocate(nib_runtime *rt, void *pointer, size_t old_bytes, size_t new_bytes);
+void nib_free(nib_runtime *rt, void *pointer, size_t bytes);
+
+/* ---- error.c ---- */
+extern const char *const nib_operation_names[NIB_OPERATION_COUNT];
+extern const char *const nib_kernel_names[NIB_KERNEL_COUNT];
+/* Sets the message and returns the status. */
+nib_status nib_fail(nib_runtime *rt, nib_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes);
+/* A message for people, where the host wants any. */
+void nib_log(nib_runtime *rt, nib_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Reads a host's struct (sized.h) into `own`. */
+#define NIB_READ_DESC(rt, operation, type, own, given, bytes) \
+  nib_read_desc(rt, operation, own, sizeof(type), type##_least, given, bytes)
+nib_status nib_read_desc(nib_runtime *rt, const char *operation, void *own, size_t own_bytes, size_t least,
+                         const void *given, size_t bytes);
+
+/* ---- time.c ---- */
+int64_t nib_now_us(void);
+int64_t nib_now_ns(void); /* the same clock */
+/* What is left until `timeout_us` after `start_us`, 0 or more; NIB_UNLIMITED stays. */
+int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
+/* The time on nib_now_us's clock; the largest budgets give NIB_UNLIMITED. */
+int64_t nib_deadline_after(int64_t budget_us);
+/* What is left until the host's deadline, 0 or more; NIB_UNLIMITED without a deadline. */
+int64_t nib_time_to_deadline(const nib_runtime *rt);
+bool nib_is_late(const nib_runtime *rt); /* the deadline has passed */
+nib_status nib_fail_late(nib_runtime *rt, const char *operation);
+
+/* ---- dtype.c ---- */
+nib_status nib_check_dtype(nib_runtime *rt, const char *operation, nib_dtype dtype);
+int64_t nib_shape_numel(int32_t ndim, const int64_t *shape);
+/* Whether the product of the sizes, in bytes, stays below 2^62 (a size of 0 counts as 1). */
+bool nib_shape_fits(size_t item, int32_t ndim, const int64_t *shape);
+/* Refuses negative sizes and those that do not fit. */
+nib_status nib_check_shape(nib_runtime *rt, const char *operation, const char *name, nib_dtype dtype, int32_t ndim,
+                           const int64_t *shape);
+#define NIB_DESCRIPTION 160
+void nib_write_sizes(int32_t ndim, const int64_t *sizes, char *text, size_t size); /* "{2, 3}" */
+/* Writes "float32 {2, 3}" for messages; returns text. */
+const char *nib_describe(const nib_tensor *tensor, char *text, size_t size);
+
+/* ---- element.c ---- */
+/* The range of an integer dtype; false for floats. */
+bool nib_integer_range(nib_dtype dtype, int64_t *low, int64_t *high);
+
+/* ---- tell.c ---- */
+/* Tells the observer, if there is one. */
+void nib_tell(nib_runtime *rt, const nib_observation *observation) __attribute__((cold));
+void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
+                   int32_t access_count, int32_t node) __attribute__((cold));
+/* Tells that `stream` waits for what `other` has queued so far, as an event that nobody else sees. */
+void nib_tell_follow(nib_stream *stream, nib_stream *other);
+void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write);
+#define NIB_TELL(rt, ...)                                                           \
+  do {                                                                              \
+    if ((rt)->observe) nib_tell(rt, &(nib_observation){ __VA_ARGS__, .node = -1 }); \
+  } while (0)
+
+/* ---- life.c ---- */
+void nib_watch_forks(nib_runtime *rt);
+bool nib_is_forked(const nib_runtime *rt);
+/* At the top of every public function that does something: refuses closed and forked runtimes. */
+nib_status nib_enter(nib_runtime *rt);
+void nib_handle_added(nib_runtime *rt);
+void nib_handle_removed(nib_runtime *rt);                 /* may free the runtime */
+bool nib_needs_device(const struct nib_storage *storage); /* freeing its memory needs a GPU's driver */
+void nib_close_devices(nib_runtime *rt, bool host_memory);
+void nib_runtime_lets_go(struct nib_storage *storage); /* of an export that outlived the runtime; with the lock */
+
+/* ---- uses.c ---- */
+bool nib_uses_idle(struct nib_uses *uses); /* drops finished entries */
+nib_status nib_uses_reserve(nib_runtime *rt, struct nib_uses *uses);
+void nib_uses_add(struct nib_uses *uses, nib_stream *stream, uint64_t ticket, bool write); /* after a reserve */
+void nib_uses_free(nib_runtime *rt, struct nib_uses *uses);
+
+/* ---- wait.c ---- */
+/* Refuses a wait or a host access while a stream of the device captures. */
+nib_status nib_check_not_capturing(nib_device *device, const char *operation);
+/* Waits until the stream has reached the ticket. */
+nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
+/* Waits for the work that writes (or for all), on any device. Refused while one of these devices captures. */
+nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us);
+/* Waits for the CPU's work on pinned memory, and not for a GPU's. */
+nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64_t timeout_us);
+/* Returns an error of a stream (`only` the one with this id, or 0: any) or a content fault, each once. */
+nib_status nib_take_trouble(nib_device *device, uint64_t only);
+
+/* ---- stream.c ---- */
+nib_status nib_device_open(nib_device *device); /* before the first use; OK at once afterwards */
+/* A stream for the runtime's own work: it has no id, and no synchronize waits for it. */
+nib_status nib_stream_open_own(nib_device *device, nib_stream **out);
+nib_status nib_check_open(nib_stream *stream, const char *operation); /* refuses released streams */
+/* Refuses also streams that cannot take work now, since another stream of their device captures. */
+nib_status nib_check_stream(nib_stream *stream, const char *operation);
+
+/* ---- deferred.c ---- */
+void nib_defer(struct nib_deferred *object);            /* destroys it now, or when its uses are done */
+void nib_reap(nib_device *device, int64_t deadline_us); /* destroys at least a piece, and more until the deadline */
+void nib_reap_in_time(nib_device *device);              /* until the host's deadline */
+void nib_drain(nib_device *device); /* waits (until the deadline) for the uses of deferred objects, then reaps */
+/* Frees a block, a large one on one of the runtime's threads if possible; `uses` (may be NULL) gets its ticket. */
+void nib_free_large(nib_runtime *rt, void *block, size_t bytes, struct nib_uses *uses);
+
+/* ---- storage.c ---- */
+nib_status nib_storage_create(nib_device *device, const struct nib_origin *origin, struct nib_storage **out);
+void nib_storage_retain(struct nib_storage *storage);
+void nib_storage_release(struct nib_storage *storage);
+bool nib_storage_free(struct nib_storage *storage); /* its memory alone; false: not yet */
+/* After the runtime's end exports and handles may come back on several threads at once. */
+void nib_exports_lock(nib_runtime *rt);
+void nib_exports_unlock(nib_runtime *rt);
+
+/* ---- module.c ---- */
+/* Refuses devices that load no modules, and opens the others. */
+nib_status nib_check_loads(nib_device *device, const char *operation);
+void nib_module_retain(nib_module *module);
+void nib_modules_close(nib_device *device); /* unloads those that hosts still hold, who can only release them */
+
+/* ---- queued.c ---- */
+/* The bytes of the operands, added to those before; at most 2^62. */
+uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t access_count);
+/* Where the config limits what is queued: waits (until the deadline) until work of so many bytes may be queued. */
+nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t bytes);
+void nib_queued_add(nib_stream *stream, uint64_t bytes);
+
+/* ---- graph.c ---- */
+nib_status nib_record(nib_stream *stream, const char *operation, const struct nib_work *work,
+                      const nib_access *accesses, int32_t access_count);
+nib_status nib_frontier_reserve(nib_stream *stream, int32_t count);
+/* The stream's next node depends on `nodes` too, for which room was reserved. Nodes that others of them depend on are
+ * left out, so that the graph shows each dependency once. */
+void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count);
+void nib_capture_close(nib_device *device); /* ends an open capture without a result */
+
+/* ---- work.c ---- */
+/* Queues a kernel on the stream, or records it when the stream captures. `operation` is for messages. */
+nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params,
+                      size_t bytes, const nib_access *accesses, int32_t access_count);
+nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work,
+                      const nib_access *accesses, int32_t access_count);
+/* Refuses to write memory that is lent for reading. */
+nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor);
+
+#endif
