@@ -41,9 +41,9 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
  * made or freed, all of Lua's memory in the collection that comes when it has run out). One case is slower: if n
  * integer keys of a table all collide, n * n nanoseconds, with n up to lua_memory / 256 (0.3 s at 4 MiB). The
  * first use of a GPU opens it, which takes the driver 0.1 s and more: nib_sandbox_create does that for the default
- * device, and a script that names another GPU does it in its call. Strings of more than 512 bytes make a script slower,
- * since the clock is read more often while they live. Where that is too late, call from a thread of your own and go on
- * without it: nib_sandbox_cancel.
+ * device, and a script that names another GPU does it in its call. A GPU's driver makes and frees a graph in one go, up
+ * to 5 us a node. Strings of more than 512 bytes make a script slower, since the clock is read more often while they
+ * live. Where that is too late, call from a thread of your own and go on without it: nib_sandbox_cancel.
  *
  * Other than in Lua: no metatable has __gc, __close or __mode, and metamethods count as they are when setmetatable is
  * called; xpcall calls its handler after the stack is gone; tostring shows no addresses; `load` takes text alone;

@@ -1,6 +1,6 @@
 -- Scripts that never end by themselves, each in a way of its own: what Lua, its library or nibble does for long at a
 -- time. All are ended at the deadline; how late each may be, sandbox_time_spec.lua knows from `bytes`: what one
--- instruction touches.
+-- instruction touches, and `nodes`: of the largest graph.
 local M = 1 << 20
 local overruns = {
   { "a loop", "while true do end" },
@@ -148,7 +148,7 @@ local overruns = {
     while true do
       local g = s:capture(function() for i = 1, 3000 do t:fill(i) end end)
       g:nodes() g:dot()
-    end]] },
+    end]], nodes = 3000 },
   { "a capture that never ends", [[
     nibble.stream():capture(function() while true do pcall(function() while true do end end) end end)]] },
   { "a scope that never ends", "nibble.stream():scope(function() while true do end end)" },
