@@ -26,14 +26,10 @@
 local json = require "nibble.json"
 local nibble = require "nibble"
 local numbers = require "nibble.numbers"
+local operations = require "nibble.operations"
 local show = require "nibble.show"
 
 local trace = {}
-
---- Parameters that say which pages, slots and positions an operation touches.
-trace.index_parameters = {
-  slot_mapping = true, block_tables = true, seq_lens = true, positions = true, kv_page_indptr = true, slots = true,
-}
 
 local MOST_INTEGERS, MOST_BYTES = 1 << 20, 4096
 
@@ -71,7 +67,7 @@ trace.integers_of = integers_of
 function trace.indices_of(accesses)
   local list, seen = {}, {}
   for _, access in ipairs(accesses) do
-    if trace.index_parameters[access.parameter] and not access.write and not seen[access_key(access)] then
+    if operations.index_parameters[access.parameter] and not access.write and not seen[access_key(access)] then
       seen[access_key(access)] = true
       local values = integers_of(access)
       if values then

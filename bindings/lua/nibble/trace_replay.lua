@@ -19,6 +19,7 @@
 
 local nibble = require "nibble"
 local numbers = require "nibble.numbers"
+local operations = require "nibble.operations"
 local trace = require "nibble.trace"
 
 local replay = {}
@@ -114,83 +115,45 @@ end
 
 ---------------------------------------------------------------------------------------------------------- operations
 
-local function pair(self, p, name) return { self:view(p[name .. " (K)"]), self:view(p[name .. " (V)"]) } end
+-- The description of the operation that queued the work, if it is one. Both insertions have one kernel.
+local function operation_of(work)
+  local op = operations.named[work.operation]
+  return op and op.kernel == work.kernel and op or operations.of_kernel[work.kernel]
+end
 
--- By kernel: fn(executor, work, its accesses by parameter, its other works).
+-- An operation, from the accesses and numbers of its works (K's and V's part of nvfp4_quantize_paged_kv_cache are two).
+function executor:operate(op, works)
+  local seen, given = {}, {}
+  for _, item in ipairs(works) do
+    for name, access in pairs(named(item.work)) do seen[name] = access end
+  end
+  for _, p in ipairs(op.tensors) do
+    given[p.name] = self:view(seen[p.name])
+    if not given[p.name] and p.absent then
+      self:quietly(function()
+        given[p.name] = nibble.zeros(p.absent(seen), { dtype = p.dtype[1], device = self.device })
+      end)
+    end
+    if seen[p.name] then given.kv_layout = given.kv_layout or seen[p.name].kv_layout end
+  end
+  for _, p in ipairs(op.parameters) do
+    local value = given[p.name]
+    if value == nil and p.observed then value = p.observed(seen) end
+    for _, item in ipairs(value == nil and p.attribute and works or {}) do
+      if not p.beside or named(item.work)[p.beside] then value = value or attribute(item.work, p.attribute) end
+    end
+    given[p.name] = value
+  end
+  local results = table.pack(op:call(given))
+  for i, result in ipairs(op.results) do
+    for n, part in ipairs(operations.single { result }) do
+      if not given[part.name] then self:bind(seen[part.name], result.pair and results[i][n] or results[i]) end
+    end
+  end
+end
+
+-- Other kernels: fn(executor, work, its accesses by parameter).
 local execute = {}
-
-function execute.append(self, work, p)
-  local layout = p["paged_kv_cache (K)"].kv_layout
-  nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(self:view(p.append_key), self:view(p.append_value),
-    self:view(p.slot_mapping), pair(self, p, "paged_kv_cache"), pair(self, p, "kv_cache_sf"),
-    self:view(p.k_scale) or attribute(work, "k_scale"), self:view(p.v_scale) or attribute(work, "v_scale"), layout)
-end
-
-function execute.dequantize(self, _, p)
-  nibble.quantization.nvfp4_kv_dequantize_paged(pair(self, p, "paged_kv_cache"), pair(self, p, "kv_cache_sf"),
-    self:view(p.block_tables), self:view(p.seq_lens), self:view(p.k_scale), self:view(p.v_scale),
-    self:view(p.output_k), self:view(p.output_v), p["paged_kv_cache (K)"].kv_layout)
-end
-
-function execute.materialize(self, work, p)
-  local out = p.out or p.kv_cache_fp8
-  local cache, tables = nibble.quantization.nvfp4_kv_materialize_fp8(self:view(p.k_cache), self:view(p.v_cache),
-    self:view(p.k_block_scales), self:view(p.v_block_scales), self:view(p.block_tables), self:view(p.seq_lens),
-    attribute(work, "max_kv_len"), {
-      uses_shared_paged_kv_idx = #p.block_tables.shape == 2, out = self:view(p.out),
-        kv_page_indptr = self:view(p.kv_page_indptr),
-      num_pages = p.kv_page_indptr and out.shape[1] - 1 or nil,
-    })
-  if not p.out then self:bind(out, cache) end
-  self:bind(p.fp8_block_tables, tables)
-end
-
-function execute.rope_insert(self, work, p)
-  local rest = { self:view(p.kv), self:view(p.cache), self:view(p.slot_mapping), self:view(p.positions),
-    self:view(p.cos_sin_cache) }
-  if work.operation:find("kv_rope", 1, true) then
-    rest[6] = { compress_ratio = attribute(work, "compress_ratio") }
-    nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(table.unpack(rest))
-    return
-  end
-  -- Without an access to q it had no padded heads, or was left as it is in place: any q does.
-  local q, inplace = self:view(p.q), p.q ~= nil and p.q_out == nil
-  if not q then
-    self:quietly(function()
-      q = nibble.zeros({ p.kv.shape[1], 1, 512 }, { dtype = "bfloat16", device = self.device })
-    end)
-  end
-  rest[6] = {
-    q_head_padded = p.q_out and p.q_out.shape[2] or 0, q_inplace = inplace,
-    apply_q_rope = not p.q or inplace or attribute(work, "apply_q_rope"),
-  }
-  self:bind(p.q_out, nibble.mla.cake_dsv4_nvfp4_rope_quantize_insert(q, table.unpack(rest)))
-end
-
-function execute.swizzle(self, work, p)
-  nibble.quantization.swizzle_v_scales(self:view(p.v_sf), p.v_sf.kv_layout,
-    { inverse = attribute(work, "inverse"), out = self:view(p.out) })
-end
-
-function execute.quantize_cache(self, k_work, k, others)
-  local v_work = others[#others]
-  local v = named(v_work)
-  local quantize = nibble.quantization.nvfp4_quantize_paged_kv_cache
-  local cache, sf, k_scale, v_scale = quantize(self:view(k.k_cache), self:view(v.v_cache), {
-    kv_layout = k.k_cache.kv_layout, k_global_sf = self:view(k.k_global_sf) or attribute(k_work, "global_sf"),
-    v_global_sf = self:view(v.v_global_sf) or attribute(v_work, "global_sf"),
-  })
-  self:bind(k["kv_cache (K)"], cache[1])
-  self:bind(v["kv_cache (V)"], cache[2])
-  self:bind(k["kv_sf (K)"], sf[1])
-  self:bind(v["kv_sf (V)"], sf[2])
-  self:bind(k.k_scale, k_scale)
-  self:bind(v.v_scale, v_scale)
-end
-
-function execute.mla_dequantize(self, _, p)
-  self:bind(p.rows, nibble.mla.dequantize_cache(self:view(p.cache), self:view(p.slots)))
-end
 
 function execute.rope_table(self, _, p)
   local a = p.rope_table
@@ -330,11 +293,13 @@ function executor:run_works(works)
       break
     end
   end
-  local others = {}
-  for i, item in ipairs(works) do others[i] = item.work end
   self.made = {}
   local ok, message = pcall(function()
-    self:stream(main.stream):scope(execute[kernel_of(main)], self, main, named(main), others)
+    self:stream(main.stream):scope(function()
+      local op = operation_of(main)
+      if op then return self:operate(op, works) end
+      execute[kernel_of(main)](self, main, named(main))
+    end)
   end)
   local made = self.made
   self.made = nil
@@ -563,7 +528,8 @@ end
 function replay.replay(run, opts)
   opts = opts or {}
   for i, o in ipairs(run.list) do
-    if o.kind == "work" and (o.user_kernel or o.kernel and not execute[kernel_of(o)] and o.kernel ~= "amax") then
+    if o.kind == "work" and (o.user_kernel or o.kernel and not operation_of(o) and not execute[kernel_of(o)]
+      and o.kernel ~= "amax") then
       return nil, ("line %d: %s %s cannot be executed again"):format(i + 1, o.user_kernel and "the user's kernel"
         or "kernel", o.kernel)
     elseif o.operation == "stream:call" then

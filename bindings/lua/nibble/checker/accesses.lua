@@ -5,18 +5,14 @@
 -- pages. `item:spans()` is the list of bytes, or nil when it is not known. `pieces` of a paged cache are {page, first
 -- entry, entries}. `touch`: a kernel of the user's, of which only the tensors are known.
 
+local operations = require "nibble.operations"
 local spans = require "nibble.checker.spans"
 
 local accesses = {}
 
--- Parameters whose contents decide where an operation reads and writes.
-local indices = {
-  append = { slot_mapping = true },
-  dequantize = { block_tables = true, seq_lens = true },
-  materialize = { block_tables = true, seq_lens = true, kv_page_indptr = true },
-  rope_insert = { slot_mapping = true, positions = true },
-  mla_dequantize = { slots = true },
-}
+-- By kernel. Each gets the accesses and the contents (lists of integers) by parameter, and adds to `out` by
+-- parameter what is more exact than the whole view: what makes the spans, and the pieces. It returns the facts.
+local exact = {}
 
 local function by_parameter(observation)
   local named = {}
@@ -30,11 +26,11 @@ end
 
 --- The accesses whose contents `expand` wants, by parameter; nil when it wants none.
 function accesses.indices(observation)
-  local names = not observation.user_kernel and indices[observation.kernel]
-  if not names then return nil end
+  local op = not observation.user_kernel and operations.of_kernel[observation.kernel]
+  if not op or not exact[op.kernel] then return nil end
   local wanted = {}
   for _, access in ipairs(observation.accesses) do
-    if names[access.parameter] then wanted[access.parameter] = access end
+    if op.indices[access.parameter] then wanted[access.parameter] = access end
   end
   return wanted
 end
@@ -187,10 +183,6 @@ function accesses.page_size(view)
 end
 
 --------------------------------------------------------------------------------------------------------- operations
-
--- Each gets the accesses and the contents (lists of integers) by parameter, and adds to `out` by parameter what is more
--- exact than the whole view: what makes the spans, and the pieces. It returns the facts.
-local exact = {}
 
 -- The slots that point into a cache: {index (from 0), page, entry}.
 local function valid_slots(list, page_size, num_pages)

@@ -5,6 +5,7 @@
 -- then are bytes looked at.
 
 local accesses = require "nibble.checker.accesses"
+local operations = require "nibble.operations"
 local spans = require "nibble.checker.spans"
 local clocks = require "nibble.checker.clocks"
 
@@ -569,29 +570,26 @@ end
 
 ------------------------------------------------------------------------------------------- whose scales, in which order
 
--- Data and scales of a cache by parameter: {data, scales, role when they are written, whether the kernel reads them
--- interleaved}.
-local PAIRS = {
-  append = { { "paged_kv_cache (K)", "kv_cache_sf (K)", "K" }, { "paged_kv_cache (V)", "kv_cache_sf (V)", "V" } },
-  dequantize = { { "paged_kv_cache (K)", "kv_cache_sf (K)" }, { "paged_kv_cache (V)", "kv_cache_sf (V)" } },
-  materialize = { { "k_cache", "k_block_scales" }, { "v_cache", "v_block_scales", interleaved = true } },
-}
+-- The descriptions of the scales that an operation reads or writes ("scales_read", "scales_written").
+local function scales_of(observation, which)
+  local op = not observation.user_kernel and operations.of_kernel[observation.kernel]
+  return op and op[which] or {}
+end
 
 local function base_of(view, page) return view.offset + page * view.stride[1] * spans.item_bytes[view.dtype] end
 
-local function items_of(items, pair)
+local function items_of(items, p)
   local found = {}
   for _, item in ipairs(items) do
     if item.pieces then found[item.parameter] = item end
   end
-  return found[pair[1]], found[pair[2]]
+  return found[p.scales], found[p.name]
 end
 
 --- Scales that were written for other data, or in another order, than they are read with. `skip[page]`: something worse
 --- was reported.
 function memory:check_scales(operation, observation, items, skip)
-  for _, pair in ipairs(observation.kernel ~= "append" and not observation.user_kernel and PAIRS[observation.kernel]
-    or {}) do
+  for _, pair in ipairs(scales_of(observation, "scales_read")) do
     local data, scales = items_of(items, pair)
     local from, of = data and scales and self:storage(scales.view.storage), data and self:storage(data.view.storage)
     local mine, one, other_one = from and from.tags, from and from.uniform, of and of.uniform
@@ -631,12 +629,13 @@ local function drop_tags(storage) storage.tags, storage.uniform = nil, nil end
 
 --- Notes what an operation makes of scales; what is written otherwise is not known to be any.
 function memory:tag(operation, observation, items, passing)
-  if observation.kernel == "append" and not observation.user_kernel then
-    for _, pair in ipairs(PAIRS.append) do
+  local written = scales_of(observation, "scales_written")
+  if written[1] then
+    for _, pair in ipairs(written) do
       for _, item in ipairs({ items_of(items, pair) }) do
         local storage = self:storage(item.view.storage)
         start_tags(storage)
-        local tag = { role = pair[3], interleaved = false, operation = operation }
+        local tag = { role = pair.side, interleaved = false, operation = operation }
         for _, piece in ipairs(item.pieces) do put_tag(storage, base_of(item.view, piece[1]), tag) end
       end
     end
