@@ -118,10 +118,11 @@ static bool free_aside(nib_runtime *rt, void *block, struct nib_uses *uses) {
   const struct nib_backend *backend = cpu->backend;
   if (rt->ending || (!rt->frees && nib_stream_open_own(cpu, &rt->frees) != NIB_OK)) return false;
   nib_stream *frees = rt->frees;
-  if (frees->submitted > MOST_LEAVING && !backend->reached(frees, frees->submitted - MOST_LEAVING)) return false;
+  if (frees->submitted > MOST_LEAVING && !backend->streams.reached(frees, frees->submitted - MOST_LEAVING))
+    return false;
   if (uses && nib_uses_reserve(rt, uses) != NIB_OK) return false;
-  if (backend->call(frees, free_block, block) != NIB_OK) return false;
-  backend->stream_retire(frees);
+  if (backend->streams.call(frees, free_block, block) != NIB_OK) return false;
+  backend->streams.retire(frees);
   frees->submitted++;
   if (uses) nib_uses_add(uses, frees, frees->submitted, true);
   return true;

@@ -22,14 +22,14 @@ nib_status nib_device_use_context(nib_device *device, void *context) {
   nib_runtime *rt = device->runtime;
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  if (!device->backend->use_context)
+  if (!device->backend->foreign)
     return nib_fail(rt, NIB_INVALID, "use_context: device: expected a CUDA device, got %s", device->info.name);
   if (!device->info.available) return nib_fail(rt, NIB_UNAVAILABLE, "%s: %s", device->info.name, device->info.reason);
   if (device->default_stream)
     return nib_fail(rt, NIB_STATE,
                     "use_context: device: expected a device that is not in use yet, got %s with a context",
                     device->info.name);
-  return device->backend->use_context(device, context);
+  return device->backend->foreign->use_context(device, context);
 }
 
 bool nib_device_is_capturing(const nib_device *device) { return device->capture != NULL; }

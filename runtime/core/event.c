@@ -6,7 +6,7 @@
 static enum nib_end event_destroy(struct nib_deferred *self) {
   nib_event *event = (nib_event *)self;
   nib_runtime *rt = self->device->runtime;
-  if (!rt->closed) self->device->backend->event_destroy(event);
+  if (!rt->closed) self->device->backend->events.destroy(event);
   nib_uses_free(rt, &self->uses);
   nib_free(rt, event->frontier, sizeof *event->frontier * (size_t)event->frontier_count);
   nib_free(rt, event, sizeof *event);
@@ -35,10 +35,10 @@ nib_status nib_event_record(nib_stream *stream, nib_event **out) {
       memcpy(event->frontier, stream->frontier, bytes);
       event->frontier_count = stream->frontier_count;
     }
-    if (status == NIB_OK && device->backend->captures_natively) status = device->backend->event_record(stream, event);
+    if (status == NIB_OK && device->backend->captures_natively) status = device->backend->events.record(stream, event);
   } else {
     status = nib_uses_reserve(rt, &event->deferred.uses);
-    if (status == NIB_OK) status = device->backend->event_record(stream, event);
+    if (status == NIB_OK) status = device->backend->events.record(stream, event);
     if (status == NIB_OK) {
       event->ticket = ++stream->submitted;
       nib_uses_add(&event->deferred.uses, stream, event->ticket, true);
@@ -82,10 +82,10 @@ static nib_status wait_across(nib_stream *stream, nib_event *event) {
                     device->info.name, other->info.name);
   nib_status status = nib_check_stream(stream, "stream:wait");
   if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:wait");
-  if (status == NIB_OK) status = other->backend->wait(event->stream, event->ticket, 0);
+  if (status == NIB_OK) status = other->backend->streams.wait(event->stream, event->ticket, 0);
   if (status != NIB_TIMEOUT) return status;
   if (device->backend == other->backend) {
-    status = device->backend->event_wait(stream, event);
+    status = device->backend->events.wait(stream, event);
     if (status == NIB_OK) stream->submitted++;
     return status;
   }
@@ -112,8 +112,9 @@ nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
         "stream:wait: event: expected an event recorded inside the capture, got one recorded before it (wait for it "
         "before the capture)");
     status = nib_check_stream(stream, "stream:wait");
-    if (status == NIB_OK && event->stream != stream && !device->backend->reached(event->stream, event->ticket)) {
-      status = device->backend->event_wait(stream, event);
+    if (status == NIB_OK && event->stream != stream &&
+        !device->backend->streams.reached(event->stream, event->ticket)) {
+      status = device->backend->events.wait(stream, event);
       if (status == NIB_OK) stream->submitted++;
     }
     if (status == NIB_OK) tell_wait(stream, event);
@@ -126,7 +127,7 @@ nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
   status = nib_check_open(stream, "stream:wait");
   if (status != NIB_OK) return status;
   status = nib_frontier_reserve(stream, event->frontier_count);
-  if (status == NIB_OK && device->backend->captures_natively) status = device->backend->event_wait(stream, event);
+  if (status == NIB_OK && device->backend->captures_natively) status = device->backend->events.wait(stream, event);
   if (status != NIB_OK) return status;
   nib_frontier_join(stream, event->frontier, event->frontier_count);
   tell_wait(stream, event);
@@ -162,7 +163,8 @@ nib_status nib_event_elapsed(nib_event *start, nib_event *end, double *milliseco
   if (nib_event_device(end) != device)
     return nib_fail(device->runtime, NIB_INVALID, "event:elapsed: later: expected an event of %s, got one of %s",
                     device->info.name, nib_event_device(end)->info.name);
-  if (!device->backend->reached(start->stream, start->ticket) || !device->backend->reached(end->stream, end->ticket))
+  if (!device->backend->streams.reached(start->stream, start->ticket) ||
+      !device->backend->streams.reached(end->stream, end->ticket))
     return NIB_TIMEOUT;
-  return device->backend->event_elapsed(start, end, milliseconds);
+  return device->backend->events.elapsed(start, end, milliseconds);
 }

@@ -45,7 +45,7 @@ static enum nib_end plan_destroy(struct nib_deferred *self) {
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
   int64_t left = NODES_AT_ONCE;
-  if (!rt->closed) device->backend->plan_destroy(plan); /* the first time; it finds nothing later */
+  if (!rt->closed) device->backend->graphs.destroy(plan); /* the first time; it finds nothing later */
   nib_free_large(rt, plan->order, sizeof *plan->order * (size_t)plan->node_count, NULL);
   plan->order = NULL;
   while (plan->node_count > 0) {
@@ -129,7 +129,7 @@ nib_status nib_record(nib_stream *stream, const char *operation, const struct ni
   for (int32_t i = 0; ok && i < access_count; i++)
     if (accesses[i].tensor) ok = pin(rt, plan, accesses[i].tensor->storage, accesses[i].write);
   nib_status status = ok ? NIB_OK : nib_fail_memory(rt, "graph", work->bytes + dep_bytes);
-  if (ok && device->backend->captures_natively) status = device->backend->launch(stream, work);
+  if (ok && device->backend->captures_natively) status = device->backend->streams.launch(stream, work);
   if (status != NIB_OK) {
     for (struct nib_chunk *c = plan->chunks; c && c != chunk; c = c->next) c->used = 0;
     if (chunk) chunk->used = used;
@@ -196,7 +196,7 @@ nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   if (status != NIB_OK) return status;
   struct nib_capture *capture = nib_allocate_zero(rt, sizeof *capture);
   struct nib_plan *plan = capture ? nib_allocate_zero(rt, sizeof *plan) : NULL;
-  status = plan ? device->backend->capture_begin(stream, mode) : nib_fail_memory(rt, "stream:capture", sizeof *plan);
+  status = plan ? device->backend->graphs.begin(stream, mode) : nib_fail_memory(rt, "stream:capture", sizeof *plan);
   if (status != NIB_OK) {
     nib_free(rt, plan, sizeof *plan);
     nib_free(rt, capture, sizeof *capture);
@@ -223,7 +223,7 @@ static struct nib_plan *close_capture(nib_device *device) {
     bool unwrap = stream->capture && stream->released && stream->wrapped; /* released inside */
     stream->capture = NULL;
     stream->frontier_count = 0;
-    if (unwrap) device->backend->stream_unwrap(stream);
+    if (unwrap) device->backend->foreign->unwrap_stream(stream);
   }
   device->capture = NULL;
   nib_free(device->runtime, capture, sizeof *capture);
@@ -232,7 +232,7 @@ static struct nib_plan *close_capture(nib_device *device) {
 
 void nib_capture_close(nib_device *device) {
   if (!device->capture) return;
-  device->backend->capture_end(device->capture->origin, NULL);
+  device->backend->graphs.end(device->capture->origin, NULL);
   struct nib_plan *plan = close_capture(device);
   nib_defer(&plan->deferred);
   nib_reap_in_time(device); /* what was released during the capture */
@@ -297,13 +297,13 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   }
   struct nib_plan *plan = device->capture->plan, *old = *graph ? (*graph)->plan : NULL;
   uint64_t capture_id = device->capture->id;
-  status = device->backend->capture_end(stream, plan);
+  status = device->backend->graphs.end(stream, plan);
   close_capture(device);
   nib_reap_in_time(device);
   nib_graph *created = NULL;
   if (status == NIB_OK && !old && !(created = nib_allocate_zero(rt, sizeof *created)))
     status = nib_fail_memory(rt, "graph", sizeof *created);
-  if (status == NIB_OK) status = device->backend->plan_prepare(device, plan, old);
+  if (status == NIB_OK) status = device->backend->graphs.prepare(device, plan, old);
   if (status != NIB_OK) {
     nib_free(rt, created, sizeof *created);
     tell_abort(stream, capture_id, 0);
@@ -366,7 +366,7 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
   for (int32_t i = 0; status == NIB_OK && i < plan->pin_count; i++)
     status = nib_uses_reserve(rt, &plan->pins[i].storage->deferred.uses);
   if (status == NIB_OK) status = nib_queued_wait(device, "graph:replay", plan->operand_bytes);
-  if (status == NIB_OK) status = device->backend->plan_launch(stream, plan);
+  if (status == NIB_OK) status = device->backend->graphs.launch(stream, plan);
   if (status != NIB_OK) return status;
   stream->submitted++;
   nib_queued_add(stream, plan->operand_bytes);
@@ -424,6 +424,6 @@ nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_
   const struct nib_backend *backend = graph->device->backend;
   nib_status status = nib_enter(graph->device->runtime);
   if (status != NIB_OK) return status;
-  return backend->plan_dot ? backend->plan_dot(graph->plan, text, size, needed)
-                           : nib_graph_dot(graph, text, size, needed);
+  return backend->graphs.dot ? backend->graphs.dot(graph->plan, text, size, needed)
+                             : nib_graph_dot(graph, text, size, needed);
 }

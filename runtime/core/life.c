@@ -68,8 +68,8 @@ bool nib_needs_device(const struct nib_storage *storage) {
 
 static void close_device(nib_device *device) {
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
-    if (stream->impl) device->backend->stream_close(stream);
-  device->backend->device_close(device);
+    if (stream->impl) device->backend->streams.close(stream);
+  device->backend->close(device);
 }
 
 void nib_close_devices(nib_runtime *rt, bool host_memory) {

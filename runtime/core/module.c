@@ -8,7 +8,7 @@ static enum nib_end module_destroy(struct nib_deferred *self) {
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
   if (module->impl) {
-    device->backend->module_unload(device, module->impl);
+    device->backend->modules->unload(device, module->impl);
     if (module->next) module->next->previous = module->previous;
     *(module->previous ? &module->previous->next : &device->modules) = module->next;
   }
@@ -20,7 +20,7 @@ static enum nib_end module_destroy(struct nib_deferred *self) {
 
 void nib_modules_close(nib_device *device) {
   for (nib_module *module = device->modules; module; module = module->next) {
-    device->backend->module_unload(device, module->impl);
+    device->backend->modules->unload(device, module->impl);
     module->impl = NULL;
   }
   device->modules = NULL;
@@ -36,7 +36,7 @@ void nib_module_release(nib_module *module) {
 nib_status nib_check_loads(nib_device *device, const char *operation) {
   nib_status status = nib_enter(device->runtime);
   if (status != NIB_OK) return status;
-  if (!device->backend->module_load)
+  if (!device->backend->modules)
     return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: device: expected a CUDA device, got %s", operation,
                     device->info.name);
   return nib_device_open(device);
@@ -57,7 +57,7 @@ nib_status nib_module_create(nib_device *device, const void *image, size_t bytes
   }
   if (bytes) memcpy(copy, image, bytes);
   copy[bytes] = 0;
-  status = device->backend->module_load(device, copy, bytes, &module->impl);
+  status = device->backend->modules->load(device, copy, bytes, &module->impl);
   nib_free(rt, copy, bytes + 1);
   if (status != NIB_OK) {
     nib_free(rt, module, sizeof *module);

@@ -18,7 +18,7 @@ uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t 
 static void settle(nib_device *device) {
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
     int32_t done = 0;
-    while (done < stream->load_count && device->backend->reached(stream, stream->loads[done].ticket))
+    while (done < stream->load_count && device->backend->streams.reached(stream, stream->loads[done].ticket))
       device->queued_bytes -= stream->loads[done++].bytes;
     stream->load_count -= done;
     for (int32_t i = 0; done > 0 && i < stream->load_count; i++) stream->loads[i] = stream->loads[i + done];
@@ -34,7 +34,7 @@ nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t b
   nib_runtime *rt = device->runtime;
   uint64_t most = rt->config.queued_bytes;
   if (most == 0 || bytes == 0) return NIB_OK;
-  if (bytes > most && !device->backend->drop)
+  if (bytes > most && !device->backend->dropping)
     return nib_fail(rt, NIB_INVALID,
                     "%s: queued_bytes: expected at most %llu bytes of operands at a time (the limit), got %llu",
                     operation, (unsigned long long)most, (unsigned long long)bytes);
@@ -44,7 +44,7 @@ nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t b
     if (left == 0) return nib_fail_late(rt, operation);
     nib_stream *stream = device->streams;
     while (stream->load_count == 0) stream = stream->next;
-    nib_status status = device->backend->wait(stream, stream->loads[0].ticket, left < 1000 ? left : 1000);
+    nib_status status = device->backend->streams.wait(stream, stream->loads[0].ticket, left < 1000 ? left : 1000);
     if (status != NIB_OK && status != NIB_TIMEOUT) return status;
     settle(device);
   }
@@ -97,7 +97,8 @@ nib_status nib_drop_work(nib_runtime *rt, int32_t *cut) {
   if (status != NIB_OK) return status;
   for (int32_t i = 0; i < rt->device_count; i++)
     for (nib_stream *stream = rt->devices[i].streams; stream; stream = stream->next) {
-      stream->dropped = rt->devices[i].backend->drop ? rt->devices[i].backend->drop(stream, stream->marked) : 0;
+      stream->dropped =
+        rt->devices[i].backend->dropping ? rt->devices[i].backend->dropping->drop(stream, stream->marked) : 0;
       any = any || stream->dropped != 0;
     }
   for (int32_t i = 0; any && cut && i < rt->device_count; i++)

@@ -8,9 +8,9 @@
 
 static void finish_work(nib_device *device) {
   nib_capture_close(device);
-  if (device->backend->abandon) device->backend->abandon(device);
+  if (device->backend->dropping) device->backend->dropping->abandon(device);
   for (nib_stream *stream = device->streams; stream; stream = stream->next)
-    if (stream->impl) device->backend->wait(stream, stream->submitted, NIB_UNLIMITED);
+    if (stream->impl) device->backend->streams.wait(stream, stream->submitted, NIB_UNLIMITED);
 }
 
 /* What other frameworks still use stays. */

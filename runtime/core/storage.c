@@ -10,11 +10,11 @@ bool nib_storage_free(struct nib_storage *storage) {
     return true;
   }
   if (storage->shared) {
-    device->backend->shared_free(device, storage->shared);
+    device->backend->sharing->free(device, storage->shared);
     return true;
   }
-  if (!pinned_by) return device->backend->memory_free(device, storage->data, storage->bytes, &storage->deferred.uses);
-  pinned_by->backend->pinned_free(pinned_by, storage->data);
+  if (!pinned_by) return device->backend->memory.free(device, storage->data, storage->bytes, &storage->deferred.uses);
+  pinned_by->backend->pinned->free(pinned_by, storage->data);
   return true;
 }
 
@@ -123,9 +123,9 @@ static void make_room(nib_device *device, size_t bytes) {
 static nib_status allocate(nib_device *device, const struct nib_origin *origin, struct nib_storage *storage) {
   nib_device *pinned_by = origin->pinned_by;
   if (origin->exportable)
-    return device->backend->shared_create(device, origin->bytes, &storage->data, &storage->shared);
-  if (pinned_by) return pinned_by->backend->pinned_allocate(pinned_by, origin->bytes, &storage->data);
-  return device->backend->memory_allocate(device, origin->bytes, &storage->data);
+    return device->backend->sharing->create(device, origin->bytes, &storage->data, &storage->shared);
+  if (pinned_by) return pinned_by->backend->pinned->allocate(pinned_by, origin->bytes, &storage->data);
+  return device->backend->memory.allocate(device, origin->bytes, &storage->data);
 }
 
 static nib_status allocate_in_cap(nib_device *device, const struct nib_origin *origin, struct nib_storage *storage) {

@@ -19,7 +19,7 @@ static nib_stream *find_released(nib_device *device, int32_t priority, bool *ful
     if (stream->wrapped || stream == device->default_stream || stream->id == 0) continue; /* 0: the runtime's own */
     all++;
     if (!stream->released || stream->capture || (limit == 0 && stream->priority != priority)) continue;
-    if (device->backend->reached(stream, stream->submitted)) return stream;
+    if (device->backend->streams.reached(stream, stream->submitted)) return stream;
     if (count++ == 0) unfinished = stream;
   }
   *full = limit > 0 && all >= limit && device->default_stream;
@@ -32,7 +32,7 @@ static nib_status make_stream(nib_device *device, int32_t priority, nib_stream *
   if (!stream) return nib_fail_memory(rt, "stream", sizeof *stream);
   stream->device = device;
   stream->priority = priority;
-  nib_status status = device->backend->stream_open(stream);
+  nib_status status = device->backend->streams.open(stream);
   if (status != NIB_OK) {
     nib_free(rt, stream, sizeof *stream);
     return status;
@@ -72,7 +72,7 @@ nib_status nib_device_open(nib_device *device) {
   if (device->default_stream) return NIB_OK;
   if (!device->info.available)
     return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: %s", device->info.name, device->info.reason);
-  nib_status status = device->backend->device_open ? device->backend->device_open(device) : NIB_OK;
+  nib_status status = device->backend->open(device);
   if (status == NIB_OK) status = open_stream(device, 0, &device->default_stream);
   if (status == NIB_OK)
     nib_log(device->runtime, NIB_LOG_INFO, "%s: opened, %s", device->info.name, device->info.description);
@@ -96,7 +96,7 @@ nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
   *out = NULL;
   nib_status status = nib_enter(rt);
   if (status != NIB_OK) return status;
-  if (!device->backend->stream_wrap)
+  if (!device->backend->foreign)
     return nib_fail(rt, NIB_INVALID,
                     "stream: handle: expected no handle on %s (its streams are threads of the runtime's), got %p",
                     device->info.name, handle);
@@ -104,7 +104,7 @@ nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
   if (status != NIB_OK) return status;
   nib_stream *stream = device->streams;
   while (stream && !(stream->released && stream->wrapped && !stream->capture &&
-                     device->backend->reached(stream, stream->submitted)))
+                     device->backend->streams.reached(stream, stream->submitted)))
     stream = stream->next;
   nib_stream *fresh = stream ? NULL : nib_allocate_zero(rt, sizeof *fresh);
   if (!stream && !fresh) return nib_fail_memory(rt, "stream", sizeof *fresh);
@@ -113,7 +113,7 @@ nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
     stream->device = device;
     stream->wrapped = true;
   }
-  status = device->backend->stream_wrap(stream, handle);
+  status = device->backend->foreign->wrap_stream(stream, handle);
   if (status != NIB_OK) {
     nib_free(rt, fresh, sizeof *fresh);
     return status;
@@ -132,8 +132,8 @@ void nib_stream_release(nib_stream *stream) {
   const struct nib_backend *backend = stream->device->backend;
   bool usable = !rt->closed && !nib_is_forked(rt);
   stream->released = true;
-  if (usable && stream->wrapped && !stream->capture) backend->stream_unwrap(stream);
-  if (usable && backend->stream_retire) backend->stream_retire(stream);
+  if (usable && stream->wrapped && !stream->capture) backend->foreign->unwrap_stream(stream);
+  if (usable) backend->streams.retire(stream);
   NIB_TELL(rt, NIB_OBSERVED_STREAM_RELEASED, .operation = "stream:close", .device = stream->device,
            .stream = stream->id);
   nib_handle_removed(rt);
@@ -141,7 +141,7 @@ void nib_stream_release(nib_stream *stream) {
 
 void *nib_stream_handle(const nib_stream *stream) {
   const struct nib_backend *backend = stream->device->backend;
-  return backend->stream_handle && !stream->device->runtime->closed ? backend->stream_handle(stream) : NULL;
+  return backend->foreign && !stream->device->runtime->closed ? backend->foreign->stream_handle(stream) : NULL;
 }
 
 nib_device *nib_stream_device(const nib_stream *stream) { return stream->device; }

@@ -3,7 +3,7 @@
 
 /* The streams may be of several devices: pinned memory is the CPU's and used by GPUs. */
 static bool use_is_done(const struct nib_use *use) {
-  return use->stream->device->backend->reached(use->stream, nib_use_ticket(use, false));
+  return use->stream->device->backend->streams.reached(use->stream, nib_use_ticket(use, false));
 }
 
 bool nib_uses_idle(struct nib_uses *uses) {

@@ -18,13 +18,14 @@ nib_status nib_check_not_capturing(nib_device *device, const char *operation) {
 nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
-  if (timeout_us <= 0 || device->backend->reached(stream, ticket)) return device->backend->wait(stream, ticket, 0);
+  if (timeout_us <= 0 || device->backend->streams.reached(stream, ticket))
+    return device->backend->streams.wait(stream, ticket, 0);
   for (int64_t start = nib_now_us(), left = timeout_us;; left = nib_time_left(start, timeout_us)) {
     int64_t slice = nib_time_to_deadline(rt);
     if (slice == 0) return nib_fail_late(rt, "wait");
     if (slice != NIB_UNLIMITED && slice > SLICE_US) slice = SLICE_US;
     bool is_last = left <= slice;
-    nib_status status = device->backend->wait(stream, ticket, is_last ? left : slice);
+    nib_status status = device->backend->streams.wait(stream, ticket, is_last ? left : slice);
     if (status != NIB_TIMEOUT || is_last) return status;
   }
 }
@@ -37,7 +38,7 @@ nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_
     uint64_t ticket = nib_use_ticket(use, writes_only);
     if (ticket == 0) continue;
     if (user != device &&
-        !user->backend->reached(use->stream, ticket)) { /* a query or a wait could break its capture */
+        !user->backend->streams.reached(use->stream, ticket)) { /* a query or a wait could break its capture */
       nib_status status = nib_check_not_capturing(user, "tensor:wait");
       if (status != NIB_OK) return status;
     }
@@ -94,7 +95,7 @@ static nib_status take_fault(nib_device *device) {
 nib_status nib_take_trouble(nib_device *device, uint64_t only) {
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
     bool asked = stream->impl && (only == 0 || stream->id == only);
-    nib_status status = asked ? device->backend->take_error(stream) : NIB_OK;
+    nib_status status = asked ? device->backend->streams.take_error(stream) : NIB_OK;
     if (status != NIB_OK) return status;
   }
   return take_fault(device);

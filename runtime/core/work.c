@@ -27,7 +27,7 @@ nib_status nib_submit(nib_stream *stream, const char *operation, const struct ni
   uint64_t bytes = device->runtime->config.queued_bytes ? nib_operand_bytes(0, accesses, access_count) : 0;
   if (work->module) status = nib_uses_reserve(device->runtime, &work->module->deferred.uses);
   if (status == NIB_OK) status = nib_queued_wait(device, operation, bytes);
-  if (status == NIB_OK) status = device->backend->launch(stream, work);
+  if (status == NIB_OK) status = device->backend->streams.launch(stream, work);
   if (status != NIB_OK) return status;
   stream->submitted++;
   nib_queued_add(stream, bytes);
@@ -48,7 +48,7 @@ nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel
 nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user), void *user) {
   nib_status status = nib_check_stream(stream, "stream:call");
   if (status == NIB_OK) status = nib_check_not_capturing(stream->device, "stream:call");
-  if (status == NIB_OK) status = stream->device->backend->call(stream, function, user);
+  if (status == NIB_OK) status = stream->device->backend->streams.call(stream, function, user);
   if (status != NIB_OK) return status;
   stream->submitted++;
   NIB_TELL(stream->device->runtime, NIB_OBSERVED_WORK, .operation = "stream:call", .device = stream->device,

@@ -165,31 +165,34 @@ static char *read_description(nib_runtime *rt) {
   return copy;
 }
 
+static nib_status device_open(nib_device *device) {
+  (void)device; /* nib_cpu_open did it */
+  return NIB_OK;
+}
+
+static const struct nib_backend_dropping dropping = { .abandon = abandon, .drop = nib_cpu_drop };
+
 static const struct nib_backend backend = {
   .name = "cpu",
   .host_memory = true,
-  .abandon = abandon,
-  .drop = nib_cpu_drop,
-  .device_close = device_close,
-  .memory_allocate = memory_allocate,
-  .memory_free = memory_free,
-  .stream_open = nib_cpu_queue_open,
-  .stream_retire = nib_cpu_queue_retire,
-  .stream_close = nib_cpu_queue_close,
-  .launch = launch,
-  .call = call,
-  .event_record = event_record,
-  .event_wait = event_wait,
-  .event_elapsed = event_elapsed,
-  .event_destroy = event_destroy,
-  .reached = nib_cpu_reached,
-  .wait = nib_cpu_wait,
-  .take_error = nib_cpu_take_error,
-  .capture_begin = capture_begin,
-  .capture_end = capture_end,
-  .plan_prepare = plan_prepare,
-  .plan_launch = plan_launch,
-  .plan_destroy = plan_destroy,
+  .open = device_open,
+  .close = device_close,
+  .memory = { .allocate = memory_allocate, .free = memory_free },
+  .streams = { .open = nib_cpu_queue_open,
+               .retire = nib_cpu_queue_retire,
+               .close = nib_cpu_queue_close,
+               .launch = launch,
+               .call = call,
+               .reached = nib_cpu_reached,
+               .wait = nib_cpu_wait,
+               .take_error = nib_cpu_take_error },
+  .events = { .record = event_record, .wait = event_wait, .elapsed = event_elapsed, .destroy = event_destroy },
+  .graphs = { .begin = capture_begin,
+              .end = capture_end,
+              .prepare = plan_prepare,
+              .launch = plan_launch,
+              .destroy = plan_destroy },
+  .dropping = &dropping,
 };
 
 nib_status nib_cpu_open(nib_runtime *rt, nib_device *device) {

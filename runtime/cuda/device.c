@@ -1,162 +1,8 @@
-/* The CUDA device: finding GPUs, opening one, memory, and its table of functions. */
+/* The CUDA device: finding GPUs, opening and closing one, and its table of functions. */
 #include "device.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* ---- The context ----------------------------------------------------------------------------------------------- */
-
-static bool exchange_mode(struct nib_cuda *cuda) {
-  return cuda->driver->ThreadExchangeStreamCaptureMode(&cuda->mode) == CUDA_SUCCESS;
-}
-
-/* Tried twice, because what frees or ends something cannot be called again. */
-bool nib_cuda_enter(nib_device *device) {
-  struct nib_cuda *cuda = nib_cuda_of(device);
-  struct nib_driver *driver = cuda->driver;
-  CUcontext popped;
-  if (driver->CtxPushCurrent(cuda->context) != CUDA_SUCCESS && driver->CtxPushCurrent(cuda->context) != CUDA_SUCCESS)
-    return false;
-  if (cuda->entered == 0) {
-    cuda->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (!exchange_mode(cuda) && !exchange_mode(cuda)) {
-      driver->CtxPopCurrent(&popped);
-      return false;
-    }
-  }
-  cuda->entered++;
-  return true;
-}
-
-void nib_cuda_leave(nib_device *device) {
-  struct nib_cuda *cuda = nib_cuda_of(device);
-  CUcontext popped;
-  if (--cuda->entered == 0 && !exchange_mode(cuda)) exchange_mode(cuda);
-  cuda->driver->CtxPopCurrent(&popped);
-}
-
-nib_status nib_cuda_lost(nib_device *device) {
-  return nib_fail(device->runtime, NIB_LOST,
-                  "%s: context: expected a context that works, got context lost (an earlier kernel broke it; only a "
-                  "new process has a "
-                  "new one)",
-                  device->info.name);
-}
-
-/* Errors after which every call on the context fails. */
-static bool is_fatal(CUresult result) {
-  switch ((int)result) {
-  case 226: /* CUDA_ERROR_CONTAINED, which older headers lack */
-  case 721: /* CUDA_ERROR_TENSOR_MEMORY_LEAK, likewise */
-  case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-  case CUDA_ERROR_MPS_CLIENT_TERMINATED:
-  case CUDA_ERROR_EXTERNAL_DEVICE:
-  case CUDA_ERROR_ILLEGAL_ADDRESS:
-  case CUDA_ERROR_LAUNCH_TIMEOUT:
-  case CUDA_ERROR_ASSERT:
-  case CUDA_ERROR_HARDWARE_STACK_ERROR:
-  case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-  case CUDA_ERROR_MISALIGNED_ADDRESS:
-  case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-  case CUDA_ERROR_INVALID_PC:
-  case CUDA_ERROR_LAUNCH_FAILED:
-  case CUDA_ERROR_ECC_UNCORRECTABLE:
-  case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-  case CUDA_ERROR_DEINITIALIZED: return true;
-  default: return false;
-  }
-}
-
-nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what) {
-  if (result == CUDA_SUCCESS) return NIB_OK;
-  struct nib_cuda *cuda = nib_cuda_of(device);
-  if (!cuda->lost && is_fatal(result)) {
-    cuda->lost = true;
-    nib_log(device->runtime, NIB_LOG_ERROR, "%s: context lost: %s told of error %d", device->info.name, what,
-            (int)result);
-  }
-  if (cuda->lost) return nib_cuda_lost(device);
-  const char *name = "unknown error", *text = "";
-  cuda->driver->GetErrorName(result, &name);
-  cuda->driver->GetErrorString(result, &text);
-  return nib_fail(device->runtime, result == CUDA_ERROR_OUT_OF_MEMORY ? NIB_MEMORY : NIB_DEVICE,
-                  "%s: %s: expected success from the driver, got %s (%s)", device->info.name, what, name, text);
-}
-
-/* ---- Memory ---------------------------------------------------------------------------------------------------- */
-
-/* Blocks come from a pool that may only hand out what is free already: the stream of allocations never waits for work,
- * so that new memory can be used on every stream at once. What nobody uses any more is freed on that stream too, which
- * hands it out again without asking what is free; the rest on a stream of its own, behind all streams that use it. */
-static nib_status memory_allocate(nib_device *device, size_t bytes, void **out) {
-  struct nib_cuda *cuda = nib_cuda_of(device);
-  struct nib_driver *driver = cuda->driver;
-  CUdeviceptr pointer = 0;
-  if (cuda->lost) return nib_cuda_lost(device);
-  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
-  for (int attempt = 0; attempt < 2; attempt++) {
-    CUresult result = driver->MemAllocFromPoolAsync(&pointer, bytes ? bytes : 1, cuda->pool, cuda->allocations);
-    if (result == CUDA_SUCCESS && (result = driver->StreamSynchronize(cuda->allocations)) != CUDA_SUCCESS) {
-      driver->MemFreeAsync(pointer, cuda->allocations);
-      pointer = 0;
-    }
-    if (result != CUDA_ERROR_OUT_OF_MEMORY || attempt > 0) {
-      nib_cuda_leave(device);
-      *out = (void *)(uintptr_t)pointer;
-      return nib_cuda_check(device, result, "cuMemAllocFromPoolAsync");
-    }
-    driver->StreamSynchronize(cuda->frees);
-    driver->StreamSynchronize(cuda->allocations);
-    driver->MemPoolTrimTo(cuda->pool, 0);
-  }
-  return NIB_OK;
-}
-
-static bool memory_free(nib_device *device, void *data, size_t bytes, struct nib_uses *uses) {
-  (void)bytes;
-  struct nib_cuda *cuda = nib_cuda_of(device);
-  CUstream stream = cuda->allocations;
-  if (cuda->lost) return true;
-  if (!nib_cuda_enter(device)) return false;
-  for (int32_t i = 0; i < uses->count; i++) {
-    struct nib_use *use = &uses->items[i]; /* in streams of this GPU and, for copies, of others */
-    uint64_t ticket = nib_use_ticket(use, false);
-    if (nib_cuda_reached(use->stream, ticket)) continue;
-    stream = cuda->frees;
-    nib_cuda_follow(device, stream, use->stream, ticket);
-  }
-  nib_cuda_check(device, cuda->driver->MemFreeAsync((CUdeviceptr)(uintptr_t)data, stream), "cuMemFreeAsync");
-  nib_cuda_leave(device);
-  return true;
-}
-
-/* Tried twice: a copy that is still under way must not outlive the memory of either side. */
-static CUresult finish_copies(struct nib_cuda *cuda) {
-  CUresult result = cuda->driver->StreamSynchronize(cuda->copies);
-  return result == CUDA_SUCCESS ? result : cuda->driver->StreamSynchronize(cuda->copies);
-}
-
-static nib_status upload(nib_device *device, void *destination, const void *source, size_t bytes) {
-  struct nib_cuda *cuda = nib_cuda_of(device);
-  if (cuda->lost) return nib_cuda_lost(device);
-  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
-  /* The destination is fresh memory, so that no order has to be kept. The copy is done on return, for pageable memory
-   * and for memory that the host has pinned. */
-  CUresult result = cuda->driver->MemcpyHtoDAsync((CUdeviceptr)(uintptr_t)destination, source, bytes, cuda->copies);
-  if (result == CUDA_SUCCESS) result = finish_copies(cuda);
-  nib_cuda_leave(device);
-  return nib_cuda_check(device, result, "cuMemcpyHtoDAsync");
-}
-
-static nib_status download(nib_device *device, void *destination, const void *source, size_t bytes) {
-  struct nib_cuda *cuda = nib_cuda_of(device);
-  if (cuda->lost) return nib_cuda_lost(device);
-  if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
-  CUresult result = cuda->driver->MemcpyDtoHAsync(destination, (CUdeviceptr)(uintptr_t)source, bytes, cuda->copies);
-  if (result == CUDA_SUCCESS) result = finish_copies(cuda);
-  nib_cuda_leave(device);
-  return nib_cuda_check(device, result, "cuMemcpyDtoHAsync");
-}
 
 /* ---- Opening a device ------------------------------------------------------------------------------------------ */
 
@@ -335,54 +181,69 @@ static void device_close(nib_device *device) {
   nib_free(device->runtime, cuda, sizeof *cuda);
 }
 
+/* ---- The table of functions ----------------------------------------------------------------------------------- */
+
+static void stream_retire(nib_stream *stream) { (void)stream; /* an idle one costs nothing */ }
+
+static const struct nib_backend_copies copies = { .upload = nib_cuda_upload,
+                                                  .download = nib_cuda_download,
+                                                  .follow = nib_cuda_follow_stream };
+
+static const struct nib_backend_pinned pinned = { .allocate = nib_cuda_pinned_allocate, .free = nib_cuda_pinned_free };
+
+static const struct nib_backend_modules modules = { .compile = nib_cuda_compile,
+                                                    .load = nib_cuda_module_load,
+                                                    .unload = nib_cuda_module_unload,
+                                                    .find = nib_cuda_function_find };
+
+static const struct nib_backend_sharing sharing = { .create = nib_cuda_shared_create,
+                                                    .import = nib_cuda_shared_import,
+                                                    .export = nib_cuda_shared_export,
+                                                    .free = nib_cuda_shared_free,
+                                                    .import_semaphore = nib_cuda_semaphore_import,
+                                                    .destroy_semaphore = nib_cuda_semaphore_destroy,
+                                                    .wait_semaphore = nib_cuda_semaphore_wait,
+                                                    .signal_semaphore = nib_cuda_semaphore_signal };
+
+static const struct nib_backend_foreign foreign = { .check_memory = nib_cuda_memory_check,
+                                                    .lead_consumer = nib_cuda_lead_consumer,
+                                                    .use_context = use_context,
+                                                    .wrap_stream = nib_cuda_stream_wrap,
+                                                    .unwrap_stream = nib_cuda_stream_unwrap,
+                                                    .stream_handle = nib_cuda_stream_handle };
+
 static const struct nib_backend backend = {
   .name = "cuda",
   .captures_natively = true,
-  .device_open = device_open,
-  .device_close = device_close,
-  .memory_allocate = memory_allocate,
-  .memory_free = memory_free,
-  .pinned_allocate = nib_cuda_pinned_allocate,
-  .pinned_free = nib_cuda_pinned_free,
-  .memory_check = nib_cuda_memory_check,
-  .shared_create = nib_cuda_shared_create,
-  .shared_import = nib_cuda_shared_import,
-  .shared_export = nib_cuda_shared_export,
-  .shared_free = nib_cuda_shared_free,
-  .semaphore_import = nib_cuda_semaphore_import,
-  .semaphore_destroy = nib_cuda_semaphore_destroy,
-  .semaphore_wait = nib_cuda_semaphore_wait,
-  .semaphore_signal = nib_cuda_semaphore_signal,
-  .lead_consumer = nib_cuda_lead_consumer,
-  .use_context = use_context,
-  .stream_wrap = nib_cuda_stream_wrap,
-  .stream_unwrap = nib_cuda_stream_unwrap,
-  .stream_handle = nib_cuda_stream_handle,
-  .stream_open = nib_cuda_stream_open,
-  .stream_close = nib_cuda_stream_close,
-  .launch = nib_cuda_launch,
-  .call = nib_cuda_call,
-  .compile = nib_cuda_compile,
-  .module_load = nib_cuda_module_load,
-  .module_unload = nib_cuda_module_unload,
-  .function_find = nib_cuda_function_find,
-  .upload = upload,
-  .download = download,
-  .event_record = nib_cuda_event_record,
-  .event_wait = nib_cuda_event_wait,
-  .follow = nib_cuda_follow_stream,
-  .event_elapsed = nib_cuda_event_elapsed,
-  .event_destroy = nib_cuda_event_destroy,
-  .reached = nib_cuda_reached,
-  .wait = nib_cuda_wait,
-  .take_error = nib_cuda_take_error,
-  .capture_begin = nib_cuda_capture_begin,
-  .capture_end = nib_cuda_capture_end,
-  .plan_prepare = nib_cuda_plan_prepare,
-  .plan_launch = nib_cuda_plan_launch,
-  .plan_destroy = nib_cuda_plan_destroy,
-  .plan_dot = nib_cuda_plan_dot,
+  .open = device_open,
+  .close = device_close,
+  .memory = { .allocate = nib_cuda_memory_allocate, .free = nib_cuda_memory_free },
+  .streams = { .open = nib_cuda_stream_open,
+               .retire = stream_retire,
+               .close = nib_cuda_stream_close,
+               .launch = nib_cuda_launch,
+               .call = nib_cuda_call,
+               .reached = nib_cuda_reached,
+               .wait = nib_cuda_wait,
+               .take_error = nib_cuda_take_error },
+  .events = { .record = nib_cuda_event_record,
+              .wait = nib_cuda_event_wait,
+              .elapsed = nib_cuda_event_elapsed,
+              .destroy = nib_cuda_event_destroy },
+  .graphs = { .begin = nib_cuda_capture_begin,
+              .end = nib_cuda_capture_end,
+              .prepare = nib_cuda_plan_prepare,
+              .launch = nib_cuda_plan_launch,
+              .destroy = nib_cuda_plan_destroy,
+              .dot = nib_cuda_plan_dot },
+  .copies = &copies,
+  .pinned = &pinned,
+  .modules = &modules,
+  .sharing = &sharing,
+  .foreign = &foreign,
 };
+
+/* ---- Finding GPUs ---------------------------------------------------------------------------------------------- */
 
 /* Adds a device entry. `reason` says why it is not available; NULL if it is. */
 static struct nib_cuda *add_device(nib_runtime *rt, struct nib_driver *driver, int ordinal, const char *reason) {

@@ -59,6 +59,7 @@ extern const void *const nib_cuda_images[NIB_KERNEL_COUNT]; /* a fatbin each, im
 
 static inline struct nib_cuda *nib_cuda_of(const nib_device *device) { return device->impl; }
 
+/* ---- context.c ---- */
 /* Makes the device's context current and the caller's again. In between, this thread may also call what the driver
  * refuses beside a capture of the same thread (another device's, another runtime's, the host's): our own captures the
  * runtime looks after. */
@@ -68,7 +69,13 @@ void nib_cuda_leave(nib_device *device);
 nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what);
 nib_status nib_cuda_lost(nib_device *device);
 
-/* device.c, stream.c, graph.c */
+/* ---- memory.c ---- */
+nib_status nib_cuda_memory_allocate(nib_device *device, size_t bytes, void **out);
+bool nib_cuda_memory_free(nib_device *device, void *data, size_t bytes, struct nib_uses *uses);
+nib_status nib_cuda_upload(nib_device *device, void *destination, const void *source, size_t bytes);
+nib_status nib_cuda_download(nib_device *device, void *destination, const void *source, size_t bytes);
+
+/* ---- stream.c ---- */
 nib_status nib_cuda_stream_open(nib_stream *stream);
 nib_status nib_cuda_stream_wrap(nib_stream *stream, void *handle);
 void nib_cuda_stream_unwrap(nib_stream *stream);
@@ -88,6 +95,7 @@ nib_status nib_cuda_take_error(nib_stream *stream);
 nib_status nib_cuda_follow(nib_device *device, CUstream follower, nib_stream *stream, uint64_t ticket);
 nib_status nib_cuda_follow_stream(nib_stream *stream, nib_stream *other, uint64_t ticket);
 
+/* ---- graph.c ---- */
 nib_status nib_cuda_capture_begin(nib_stream *stream, nib_capture_mode mode);
 nib_status nib_cuda_capture_end(nib_stream *stream, struct nib_plan *plan);
 nib_status nib_cuda_plan_prepare(nib_device *device, struct nib_plan *plan, struct nib_plan *replaced);
@@ -96,13 +104,13 @@ void nib_cuda_plan_destroy(struct nib_plan *plan);
 nib_status nib_cuda_plan_dot(struct nib_plan *plan, char *text, size_t size, size_t *needed);
 void nib_cuda_graph_destroy(nib_device *device, struct nib_cuda_graph *graph); /* the context is current, or lost */
 
-/* copy.c */
+/* ---- copy.c ---- */
 nib_status nib_cuda_pinned_allocate(nib_device *device, size_t bytes, void **out);
 void nib_cuda_pinned_free(nib_device *device, void *data);
 void nib_cuda_pinned_close(nib_device *device); /* the context is current */
 nib_status nib_cuda_transfer(nib_stream *stream, const struct nib_transfer *move);
 
-/* external.c */
+/* ---- external.c ---- */
 nib_status nib_cuda_memory_check(nib_device *device, const char *operation, const void *data);
 nib_status nib_cuda_lead_consumer(nib_device *device, intptr_t consumer, const struct nib_uses *uses);
 nib_status nib_cuda_shared_create(nib_device *device, size_t bytes, void **data, void **shared);
@@ -115,7 +123,7 @@ void nib_cuda_semaphores_close(nib_device *device); /* the context is current */
 nib_status nib_cuda_semaphore_wait(nib_stream *stream, void *semaphore, uint64_t value);
 nib_status nib_cuda_semaphore_signal(nib_stream *stream, void *semaphore, uint64_t value);
 
-/* module.c */
+/* ---- user_kernels.c ---- */
 nib_status nib_cuda_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
                             char **image, size_t *bytes);
 nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t bytes, void **out);
@@ -123,7 +131,8 @@ void nib_cuda_module_unload(nib_device *device, void *module);
 nib_status nib_cuda_function_find(nib_device *device, void *module, const char *name, void **function,
                                   nib_kernel_attributes *attributes, struct nib_params_layout *layout);
 
-/* images.c: the headers that a user's source can include, for NVRTC */
+/* ---- images.c ---- */
+/* The headers that a user's source can include, for NVRTC. */
 extern const int nib_cuda_header_count;
 extern const char *const nib_cuda_header_names[], *const nib_cuda_header_texts[];
 

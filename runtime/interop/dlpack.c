@@ -143,7 +143,7 @@ static nib_status order(nib_tensor *tensor, intptr_t consumer_stream) {
   if (consumer_stream == -1) return NIB_OK;
   nib_status status = nib_check_not_capturing(device, "to_dlpack");
   if (status == NIB_OK && !device->backend->host_memory)
-    return device->backend->lead_consumer(device, consumer_stream, uses);
+    return device->backend->foreign->lead_consumer(device, consumer_stream, uses);
   if (status == NIB_OK) status = nib_tensor_wait(tensor, NIB_UNLIMITED);
   return status == NIB_OK ? nib_uses_wait(device, uses, false, NIB_UNLIMITED) : status;
 }

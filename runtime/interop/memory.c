@@ -50,8 +50,8 @@ nib_status nib_wrap(nib_device *device, nib_device *pinned_by, const char *opera
   nib_status status = nib_enter(rt);
   if (status == NIB_OK) status = nib_device_open(device);
   if (status == NIB_OK) status = check_view(rt, operation, desc, &origin.bytes);
-  if (status == NIB_OK && origin.bytes > 0 && device->backend->memory_check)
-    status = device->backend->memory_check(device, operation, desc->data);
+  if (status == NIB_OK && origin.bytes > 0 && device->backend->foreign)
+    status = device->backend->foreign->check_memory(device, operation, desc->data);
   if (status == NIB_OK)
     status = nib_tensor_on(device, &origin, desc->dtype, desc->ndim, desc->shape, desc->stride, out);
   if (status == NIB_OK && origin.bytes > 0)
@@ -88,7 +88,7 @@ nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream) {
 nib_status nib_check_fds(nib_device *device, const char *operation, void *out) {
   *(void **)out = NULL;
   nib_status status = nib_enter(device->runtime);
-  if (status != NIB_OK || device->backend->shared_import) return status;
+  if (status != NIB_OK || device->backend->sharing) return status;
   return nib_fail(device->runtime, NIB_INVALID,
                   "%s: device: expected a CUDA device (others share nothing by file descriptor), got %s", operation,
                   device->info.name);
@@ -118,11 +118,11 @@ nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *gi
     return nib_fail(rt, NIB_INVALID, "import: bytes: expected 1..2^62, got %llu", (unsigned long long)desc->bytes);
   struct nib_origin origin = { .adopted = true, .bytes = (size_t)desc->bytes };
   int64_t size = (int64_t)desc->bytes;
-  status = device->backend->shared_import(device, desc, &origin.data, &origin.shared);
+  status = device->backend->sharing->import(device, desc, &origin.data, &origin.shared);
   if (status != NIB_OK) return status;
   status = nib_tensor_on(device, &origin, NIB_UINT8, 1, &size, NULL, out);
   if (status != NIB_OK) {
-    device->backend->shared_free(device, origin.shared);
+    device->backend->sharing->free(device, origin.shared);
     return status;
   }
   close(desc->fd); /* the driver has its own */
@@ -139,5 +139,5 @@ nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *bytes) {
   if (!tensor->storage->shared || tensor->storage->counted == 0)
     return nib_fail(device->runtime, NIB_INVALID,
                     "export: tensor: expected one of nib_tensor_create_exportable's, got another");
-  return device->backend->shared_export(device, tensor->storage->shared, fd, bytes);
+  return device->backend->sharing->export(device, tensor->storage->shared, fd, bytes);
 }

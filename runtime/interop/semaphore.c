@@ -6,7 +6,7 @@
 static enum nib_end semaphore_destroy(struct nib_deferred *self) {
   nib_semaphore *semaphore = (nib_semaphore *)self;
   nib_runtime *rt = self->device->runtime;
-  if (!rt->closed) self->device->backend->semaphore_destroy(self->device, semaphore->impl);
+  if (!rt->closed) self->device->backend->sharing->destroy_semaphore(self->device, semaphore->impl);
   nib_uses_free(rt, &self->uses);
   nib_free(rt, semaphore, sizeof *semaphore);
   nib_handle_removed(rt);
@@ -22,7 +22,7 @@ nib_status nib_semaphore_import(nib_device *device, int fd, nib_semaphore **out)
   if (!semaphore) return nib_fail_memory(rt, "semaphore", sizeof *semaphore);
   semaphore->deferred.device = device;
   semaphore->deferred.destroy = semaphore_destroy;
-  status = device->backend->semaphore_import(device, fd, &semaphore->impl);
+  status = device->backend->sharing->import_semaphore(device, fd, &semaphore->impl);
   if (status != NIB_OK) {
     nib_free(rt, semaphore, sizeof *semaphore);
     return status;
@@ -59,9 +59,11 @@ static nib_status submit(nib_stream *stream, nib_semaphore *semaphore, uint64_t 
 }
 
 nib_status nib_semaphore_wait(nib_stream *stream, nib_semaphore *semaphore, uint64_t value) {
-  return submit(stream, semaphore, value, "semaphore:wait", semaphore->deferred.device->backend->semaphore_wait);
+  return submit(stream, semaphore, value, "semaphore:wait",
+                semaphore->deferred.device->backend->sharing->wait_semaphore);
 }
 
 nib_status nib_semaphore_signal(nib_stream *stream, nib_semaphore *semaphore, uint64_t value) {
-  return submit(stream, semaphore, value, "semaphore:signal", semaphore->deferred.device->backend->semaphore_signal);
+  return submit(stream, semaphore, value, "semaphore:signal",
+                semaphore->deferred.device->backend->sharing->signal_semaphore);
 }

@@ -125,10 +125,10 @@ static nib_status follow_uses(nib_stream *stream, nib_tensor *tensor, bool write
     nib_stream *other = uses->items[i].stream;
     uint64_t ticket = nib_use_ticket(&uses->items[i], writes_only);
     if (other == stream || other->device->backend != stream->device->backend ||
-        other->device->backend->reached(other, ticket))
+        other->device->backend->streams.reached(other, ticket))
       continue;
     nib_status status = other->capture ? nib_check_not_capturing(other->device, "tensor:copy") : NIB_OK;
-    if (status == NIB_OK) status = stream->device->backend->follow(stream, other, ticket);
+    if (status == NIB_OK) status = stream->device->backend->copies->follow(stream, other, ticket);
     if (status != NIB_OK) return status;
     nib_tell_follow(stream, other);
   }
@@ -159,7 +159,7 @@ static nib_status copy_pinned(nib_stream *stream, nib_tensor *destination, nib_t
 }
 
 static nib_status follow(nib_stream *stream, nib_stream *other) {
-  nib_status status = stream->device->backend->follow(stream, other, other->submitted);
+  nib_status status = stream->device->backend->copies->follow(stream, other, other->submitted);
   if (status == NIB_OK) nib_tell_follow(stream, other);
   return status;
 }
@@ -402,7 +402,7 @@ nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *
   /* No work ever knew this memory, so that there is no order to keep. */
   if (nib_tensor_is_contiguous(tensor) && tensor->storage->deferred.uses.capacity == 0) {
     if (device->backend->host_memory) memcpy(nib_tensor_data(tensor), data, bytes);
-    else status = device->backend->upload(device, nib_tensor_data(tensor), data, bytes);
+    else status = device->backend->copies->upload(device, nib_tensor_data(tensor), data, bytes);
     if (status != NIB_OK) return status;
     nib_tell_host("tensor:write", tensor, true);
     return NIB_OK;
@@ -504,7 +504,7 @@ static nib_status download(nib_tensor *tensor, char *data, size_t bytes) {
   for (size_t at = 0, piece = 0; status == NIB_OK && at < bytes; at += piece) {
     if (at > 0 && nib_is_late(device->runtime)) return nib_fail_late(device->runtime, "tensor:read");
     piece = bytes - at < DOWNLOAD_PIECE ? bytes - at : DOWNLOAD_PIECE;
-    status = device->backend->download(device, data + at, source + at, piece);
+    status = device->backend->copies->download(device, data + at, source + at, piece);
   }
   return status;
 }

@@ -44,9 +44,9 @@ nib_status nib_tensor_create(nib_device *device, nib_dtype dtype, int32_t ndim, 
 
 nib_device *nib_find_pinning(nib_runtime *rt) {
   for (int32_t i = 0; i < rt->device_count; i++)
-    if (rt->devices[i].default_stream && rt->devices[i].backend->pinned_allocate) return &rt->devices[i];
+    if (rt->devices[i].default_stream && rt->devices[i].backend->pinned) return &rt->devices[i];
   nib_device *best = nib_device_best(rt);
-  return best->backend->pinned_allocate ? best : NULL;
+  return best->backend->pinned ? best : NULL;
 }
 
 nib_status nib_tensor_create_pinned(nib_runtime *rt, nib_dtype dtype, int32_t ndim, const int64_t *shape,

@@ -19,7 +19,8 @@ nib_status nib_compile(nib_device *device, const char *source, const char *const
   if (status == NIB_OK) status = nib_check_not_capturing(device, "compile");
   char *image = NULL;
   size_t bytes = 0;
-  if (status == NIB_OK) status = device->backend->compile(device, source, options, option_count, &image, &bytes);
+  if (status == NIB_OK)
+    status = device->backend->modules->compile(device, source, options, option_count, &image, &bytes);
   if (status == NIB_OK) status = nib_module_create(device, image, bytes, out);
   nib_free(rt, image, bytes);
   return status;
@@ -38,7 +39,7 @@ nib_status nib_module_kernel(nib_module *module, const char *name, nib_user_kern
     return nib_fail_memory(rt, "module:kernel", sizeof *kernel);
   }
   status =
-    device->backend->function_find(device, module->impl, name, &kernel->impl, &kernel->attributes, &kernel->layout);
+    device->backend->modules->find(device, module->impl, name, &kernel->impl, &kernel->attributes, &kernel->layout);
   if (status != NIB_OK) {
     nib_free(rt, copy, strlen(name) + 1);
     nib_free(rt, kernel, sizeof *kernel);

@@ -251,7 +251,7 @@ return {
       "" },
   },
   { file = "runtime/core/event.c", spec = "runtime/streams",
-    { "a stream does not wait", "event->stream != stream && !device->backend->reached(event->stream, event->ticket)",
+    { "a stream does not wait", "event->stream != stream && !device->backend->streams.reached(event->stream, event->ticket)",
       "false" },
     { "an event of a capture is waited for outside", "device->capture->id != event->capture_id", "false",
       spec = "runtime/graphs" },
