@@ -46,10 +46,15 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
                (int64_t[]){ batch, max_seq_len, pool.heads, v_width * 2 });
   if (c.status != NIB_OK) return c.status;
   nib_check_disjoint(&c, "output_v", out_v, "output_k", out_k);
-  const nib_tensor *inputs[] = { &k, &v, &k_sf, &v_sf, tables, lengths, desc->k_scale, desc->v_scale };
+  const struct {
+    const char *name;
+    const nib_tensor *tensor;
+  } inputs[] = { { "paged_kv_cache (K)", &k }, { "paged_kv_cache (V)", &v }, { "kv_cache_sf (K)", &k_sf },
+                 { "kv_cache_sf (V)", &v_sf }, { "block_tables", tables },   { "seq_lens", lengths },
+                 { "k_scale", desc->k_scale }, { "v_scale", desc->v_scale } };
   for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
-    nib_check_disjoint(&c, "output_k", out_k, "an input", inputs[i]);
-    nib_check_disjoint(&c, "output_v", out_v, "an input", inputs[i]);
+    nib_check_disjoint(&c, "output_k", out_k, inputs[i].name, inputs[i].tensor);
+    nib_check_disjoint(&c, "output_v", out_v, inputs[i].name, inputs[i].tensor);
   }
   int64_t columns = max_seq_len / pool.tokens + (max_seq_len % pool.tokens != 0);
   if (tables->shape[1] < columns)

@@ -3,6 +3,8 @@
 -- Lua's and the runtime's memory fail, or in the command on the stand-in driver (the second argument is its result).
 local path, result = ...
 local nibble = require("nibble")
+local operations = require("nibble.operations")
+local support = require("spec.support.operations")
 
 -- Of every_function.c: arm(n, alone), disarm() -> how many failed, live() -> the runtime's blocks, skipped() ->
 -- finalizers.
@@ -34,7 +36,7 @@ end
 
 ------------------------------------------------------------------------------------------------------------- the world
 
-local byte, half, index = { dtype = "uint8" }, { dtype = "bfloat16" }, { dtype = "int32" }
+local byte, index = { dtype = "uint8" }, { dtype = "int32" }
 do -- streams are kept for reuse: more than anything here needs at once
   local streams = {}
   for i = 1, 32 do
@@ -46,14 +48,7 @@ do -- streams are kept for reuse: more than anything here needs at once
 end
 local s, other = nibble.stream(), nibble.stream()
 local t, columns = nibble.zeros(4, 6), nibble.zeros(4, 6):transpose(1, 2)
-local one, key, slots = nibble.full(1, 1.0), nibble.zeros(3, 2, 16, half), nibble.arange(3, index)
-local data, scales = nibble.zeros(2, 2, 4, 2, 8, byte), nibble.zeros(2, 2, 4, 2, 1, byte)
-local tables, lengths, out = nibble.zeros(1, 1, index), nibble.zeros(1, index), nibble.zeros(1, 4, 2, 16, half)
-local out_v = out:clone()
-local pages, page_scales = nibble.zeros(2, 1, 4, 32, byte), nibble.zeros(2, 1, 4, 4, byte)
-local halves, q, kv = nibble.zeros(2, 1, 4, 64, half), nibble.zeros(2, 1, 512, half), nibble.zeros(2, 512, half)
-local records, positions = nibble.zeros(1, 4, 384, byte), nibble.zeros(2, { dtype = "int64" })
-local rope = nibble.zeros(4, 64)
+local one, slots = nibble.full(1, 1.0), nibble.arange(3, index)
 local event = s:record()
 nibble.synchronize()
 local later = s:record()
@@ -63,7 +58,7 @@ local image = string.pack("<I4I2I2I8", 0xBA55ED50, 1, 16, 0) -- an empty fatbin:
 local taken, module = pcall(nibble.module, image) -- nil on the CPU; a real driver refuses it
 module = taken and module or nil
 local kernel = module and module:kernel("nib_cuda_fill_8")
-local slot = records[1]:narrow(1, 1, 1) -- something to index
+local slot = nibble.zeros(1, 4, 384, byte)[1]:narrow(1, 1, 1) -- something to index
 t:save(path)
 nibble.save(path .. ".safetensors", { x = t })
 
@@ -209,28 +204,12 @@ local calls = {
   end,
   ["graph:__newindex"] = function() refused("assignment", function() graph.x = 1 end) end,
   ["graph:__tostring"] = function() assert(#tostring(graph) > 5) end,
-
-  ["page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"] = function()
-    nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(key, key, slots, data, scales, one, 1.0)
-  end,
-  ["quantization.nvfp4_kv_dequantize_paged"] = function()
-    nibble.quantization.nvfp4_kv_dequantize_paged(data, scales, tables, lengths, one, one, out, out_v)
-  end,
-  ["quantization.nvfp4_kv_materialize_fp8"] = function()
-    nibble.quantization.nvfp4_kv_materialize_fp8(pages, pages, page_scales, page_scales, tables, lengths, 4)
-  end,
-  ["quantization.swizzle_v_scales"] = function() nibble.quantization.swizzle_v_scales(page_scales, "HND") end,
-  ["quantization.nvfp4_quantize_paged_kv_cache"] = function()
-    nibble.quantization.nvfp4_quantize_paged_kv_cache(halves, halves)
-  end,
-  ["mla.cake_dsv4_nvfp4_rope_quantize_insert"] = function()
-    nibble.mla.cake_dsv4_nvfp4_rope_quantize_insert(q, kv, records, lengths, positions, rope, { q_head_padded = 8 })
-  end,
-  ["mla.cake_dsv4_nvfp4_kv_rope_quantize_insert"] = function()
-    nibble.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert(kv, records, lengths, positions, rope)
-  end,
-  ["mla.dequantize_cache"] = function() nibble.mla.dequantize_cache(records, lengths) end,
 }
+
+for _, op in ipairs(operations) do
+  local given = support.arguments(op)
+  calls[op.name] = function() op:call(given) end
+end
 
 -- Where there are no kernels of one's own, there is nothing to call these on.
 for _, metamethod in ipairs({ "__close", "__gc", "__eq", "__index", "__newindex", "__tostring", "close" }) do

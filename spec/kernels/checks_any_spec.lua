@@ -1,23 +1,21 @@
 -- Whatever an operation is given, it works or raises an error that names it; it never crashes and never writes
 -- elsewhere.
 local nibble = require "nibble"
+local operations = require "nibble.operations"
 local assert = require "spec.support.assert"
 local data = require "spec.support.data"
 
---- name -> function, number of parameters
-local function operations(module)
-  return {
-    {"page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
-     module.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping, 8},
-    {"quantization.nvfp4_kv_materialize_fp8", module.quantization.nvfp4_kv_materialize_fp8, 8},
-    {"quantization.nvfp4_kv_dequantize_paged", module.quantization.nvfp4_kv_dequantize_paged, 9},
-    {"quantization.swizzle_v_scales", module.quantization.swizzle_v_scales, 3},
-    {"quantization.nvfp4_quantize_paged_kv_cache", module.quantization.nvfp4_quantize_paged_kv_cache, 5},
-    {"mla.cake_dsv4_nvfp4_rope_quantize_insert", module.mla.cake_dsv4_nvfp4_rope_quantize_insert, 7},
-    {"mla.cake_dsv4_nvfp4_kv_rope_quantize_insert", module.mla.cake_dsv4_nvfp4_kv_rope_quantize_insert, 6},
-    {"mla.dequantize_cache", module.mla.dequantize_cache, 2},
-    {"rope_table", module.rope_table, 2},
-  }
+--- Name, function and number of positional parameters, the last table among them.
+local function every_operation()
+  local list = { { "rope_table", nibble.rope_table, 2 } }
+  for _, op in ipairs(operations) do
+    local count, options = 0, 0
+    for _, p in ipairs(op.parameters) do
+      if p.option then options = 1 else count = count + 1 end
+    end
+    list[#list + 1] = { op.name, op:find(), count + options }
+  end
+  return list
 end
 
 --- Good arguments of a small append.
@@ -62,7 +60,7 @@ describe("any operation", function()
       return values[picks[at]]
     end
     for round = 1, 700 do
-      for _, operation in ipairs(operations(nibble)) do
+      for _, operation in ipairs(every_operation()) do
         local name, fn, n = table.unpack(operation)
         local arguments = {}
         -- good arguments with one of them replaced, or all at random

@@ -62,8 +62,9 @@ end
 local INSERTION = {
   contiguous("kv", "in", BFLOAT16, { "rows", "512" }),
   { "cache", "out", dtype = CODES, shape = { "pages", "tokens", "384" }, strides = "records" },
-  indices("slot_mapping", { "slots" }, INDICES, "contiguous"), indices("positions", { "rows" }, INT64, "contiguous"),
-  contiguous("cos_sin_cache", "in", FLOAT, { "positions", "64" }),
+  indices("slot_mapping", { "slot_count" }, INDICES, "contiguous"),
+  indices("positions", { "rows" }, INT64, "contiguous"),
+  contiguous("cos_sin_cache", "in", FLOAT, { "angles", "64" }),
 }
 
 local function insertion(first, ...)
@@ -78,7 +79,7 @@ local operations = {
     parameters = {
       { "append_key", "in", dtype = HALVES, shape = { "rows", "heads", "dim" }, strides = "last" },
       { "append_value", "in", dtype = "=append_key", shape = { "rows", "heads", "dim" }, strides = "last" },
-      indices("slot_mapping", { "slots" }),
+      indices("slot_mapping", { "slot_count" }),
       paged("paged_kv_cache", "out", CODES, cache "dim/2", { pair = true }),
       paged("kv_cache_sf", "out", SCALES, cache "dim/16",
         { pair = true, scales = "paged_kv_cache" }),
@@ -110,7 +111,7 @@ local operations = {
       { "max_kv_len", "scalar", attribute = "max_kv_len" },
       { "uses_shared_paged_kv_idx", "scalar", option = true,
         observed = function(seen) return #seen.block_tables.shape == 2 end },
-      contiguous("out", "out", E4M3, { "out_pages+1", "2", "heads", "tokens", "dim" },
+      contiguous("out", "out", E4M3, { "num_pages+1", "2", "heads", "tokens", "dim" },
         { optional = true, option = true }),
       { "kv_page_indptr", "index", dtype = INT32, shape = { "batch+1" }, strides = "free", optional = true,
         option = true },
@@ -166,7 +167,7 @@ local operations = {
     name = "mla.dequantize_cache", kernel = "mla_dequantize", reference = "mla_dequantize",
     parameters = {
       { "cache", "in", dtype = CODES, shape = { "pages", "tokens", "384" }, strides = "records" },
-      indices("slots", { "slots" }),
+      indices("slots", { "slot_count" }),
     },
     results = { { "rows" } },
   },
@@ -177,10 +178,15 @@ local operations = {
 local operation = {}
 operation.__index = operation
 
---- Calls the operation with its arguments by the names of its parameters; a pair's are "x (K)" and "x (V)".
-function operation:call(given)
+--- The function of the module.
+function operation:find()
   local fn = require "nibble"
   for part in self.name:gmatch("[%w_]+") do fn = fn[part] end
+  return fn
+end
+
+--- Calls the operation with its arguments by the names of its parameters; a pair's are "x (K)" and "x (V)".
+function operation:call(given)
   local arguments, count, opts = {}, 0, {}
   for _, p in ipairs(self.parameters) do
     local value = given[p.name]
@@ -196,7 +202,7 @@ function operation:call(given)
     count = count + 1
     arguments[count] = opts
   end
-  return fn(table.unpack(arguments, 1, count))
+  return self:find()(table.unpack(arguments, 1, count))
 end
 
 -- The part of a pair that is K's or V's.
