@@ -155,6 +155,43 @@ describe("golden: rope insert", function()
   end
 end)
 
+describe("golden: the folder #quick", function()
+  local function all() return golden.names "" end
+
+  it("has only cases that some spec above runs", function()
+    local known = {}
+    for _, prefix in ipairs {"append", "dequant", "materialize", "rope_insert"} do
+      for _, name in ipairs(golden.names(prefix)) do known[#known + 1] = name end
+    end
+    assert.same(all(), known)
+    assert.is_true(#known >= 23)
+  end)
+
+  it("needs no list: a case is run because it is there", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    finally(function() os.execute("rm -rf " .. folder) end)
+    assert(os.execute("mkdir -p " .. folder .. "/append_new " .. folder .. "/append_empty && touch " .. folder
+      .. "/append_new/case.lua"))
+    assert.same({"append_new"}, golden.names("append", folder .. "/"))
+  end)
+
+  it("has each file once", function()
+    local seen, count = {}, 0
+    local folders = table.move(all(), 1, #all(), 2, {"shared"})
+    for _, name in ipairs(folders) do
+      for _, file in ipairs(golden.list(golden.data .. "golden/" .. name)) do
+        local path = name .. "/" .. file
+        local open <close> = assert(io.open(golden.data .. "golden/" .. path, "rb"))
+        local bytes = open:read("a")
+        assert.is_nil(seen[bytes], ("%s is %s"):format(path, tostring(seen[bytes])))
+        seen[bytes], count = path, count + 1
+      end
+    end
+    assert.is_true(count > 150)
+  end)
+end)
+
 describe("golden: the reference", function()
   it("of append computes every recorded byte", function()
     for _, name in ipairs(golden.names("append")) do

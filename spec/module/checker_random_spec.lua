@@ -99,8 +99,6 @@ describe("checked mode finds in random programs", function()
 end)
 
 describe("sets of bytes", function()
-  local random = pages.generator(7)
-
   local function bytes_of(list)
     local set = {}
     for i = 1, #list, 2 do
@@ -111,6 +109,7 @@ describe("sets of bytes", function()
   end
 
   it("are what a table of bytes is", function()
+    local random = pages.generator(7)
     for _ = 1, 500 do
       local set, truth = {}, {}
       for _ = 1, 1 + random(25) do
@@ -143,6 +142,7 @@ describe("sets of bytes", function()
   end)
 
   it("are the bytes of views with any strides", function()
+    local random = pages.generator(8)
     for _ = 1, 1000 do
       local view = { offset = random(6), shape = {}, stride = {}, dtype = ({ "uint8", "int32" })[1 + random(2)] }
       for i = 1, random(5) do view.shape[i], view.stride[i] = random(20) == 0 and 0 or 1 + random(4), random(10) end

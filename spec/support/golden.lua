@@ -1,6 +1,8 @@
 --- The recorded cases in spec/data/golden, read without the library under test.
---   golden.names(prefix) -> sorted list of the cases whose names begin so
---   golden.load(name) -> the case: its parameters, and `arrays`: name -> {dtype, shape, bytes} (row-major)
+--   golden.names(prefix, [folder]) -> sorted list of the cases whose names begin so: folders with a case.lua
+--   golden.list(folder) -> what is in it, sorted
+--   golden.load(name) -> the case: its parameters, and `arrays`: name -> {dtype, shape, bytes} (row-major). Files that
+--       several cases have are in golden/shared
 --   golden.npy(path) -> {dtype = NumPy's type ("<f4"), shape, bytes}
 local golden = {}
 
@@ -33,19 +35,24 @@ function golden.load(name)
   return case
 end
 
-local names = {
-  "append_edge_bf16", "append_edge_fp16", "append_edge_scaled_bf16", "append_hnd_bf16_strided", "append_hnd_fp16_i32",
-  "append_nhd_bf16_i64", "append_nhd_fp16_strided_i32", "dequant_all_scale_bytes_bf16", "dequant_all_scale_bytes_fp16",
-  "dequant_hnd_fp16_i64", "dequant_nhd_bf16", "dequant_nhd_fp16_overflow", "materialize_all_scale_bytes",
-  "materialize_indptr", "materialize_indptr_slack", "materialize_shared", "materialize_split_idx",
-  "rope_insert_cache_only", "rope_insert_edge", "rope_insert_inplace", "rope_insert_no_q_rope", "rope_insert_pad16",
-  "rope_insert_padded_pool",
-}
-
-function golden.names(prefix)
+--- What is in a folder, sorted.
+function golden.list(folder)
   local list = {}
-  for _, name in ipairs(names) do
-    if name:sub(1, #prefix) == prefix then list[#list + 1] = name end
+  local pipe <close> = assert(io.popen("ls -1 '" .. folder:gsub("'", "'\\''") .. "'"))
+  for name in pipe:lines() do list[#list + 1] = name end
+  table.sort(list)
+  return list
+end
+
+function golden.names(prefix, folder)
+  folder = folder or golden.data .. "golden/"
+  local list = {}
+  for _, name in ipairs(golden.list(folder)) do
+    local case = name:sub(1, #prefix) == prefix and io.open(folder .. name .. "/case.lua")
+    if case then
+      case:close()
+      list[#list + 1] = name
+    end
   end
   assert(#list > 0, "no case called " .. prefix)
   return list
