@@ -207,9 +207,8 @@ describe("require without a usable GPU #quick", function()
   end)
 end)
 
-describe("the type annotations in bindings/lua/nibble/meta.lua and meta_observe.lua #quick", function()
-  local folder = process.root .. "bindings/lua/nibble/"
-  local text = process.read(folder .. "meta.lua") .. process.read(folder .. "meta_observe.lua")
+describe("the type annotations in bindings/lua/nibble/meta.lua #quick", function()
+  local text = process.read(process.root .. "bindings/lua/nibble/meta.lua")
 
   -- Names that the file declares: functions of the module ("zeros", "page.x"), methods and fields by class.
   local functions, methods, fields = {}, {}, {}
