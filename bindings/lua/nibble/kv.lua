@@ -14,17 +14,15 @@
 --
 -- A request is one of nibble.pages with a text: text[i] is the token at position i-1, a row of the layers' sources.
 -- What a request reads back must be its text, whatever its pages went through. `append`, `dequantize` and `materialize`
--- also keep the ledger; in a capture they do that at each replay, with the inputs that are loaded then.
+-- also keep the ledger (nibble.kv_ledger); in a capture they do that at each replay, with the inputs that are loaded then.
 
 local nibble = require "nibble"
-local ledger = require "nibble.ledger"
+local kv_ledger = require "nibble.kv_ledger"
 local numbers = require "nibble.numbers"
 local pages = require "nibble.pages"
 local reference = require "nibble.reference"
 
-local places = ledger.places
 local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
-local FILL = 0xA5 -- every byte of a pool that nothing has written, so that a byte too many shows
 
 ---@class nibble.kv_options
 ---@field name? string            default "cache"
@@ -61,6 +59,7 @@ local FILL = 0xA5 -- every byte of a pool that nothing has written, so that a by
 ---@field kv_page_indptr nibble.tensor  int32 [batch + 1]
 local kv = {}
 kv.__index = kv
+for name, value in pairs(kv_ledger) do kv[name] = value end
 
 local OPTIONS =
   " name num_pages page_size num_kv_heads head_dim v_head_dim dtype tokens source batch max_len rows kv_layout " ..
@@ -92,7 +91,7 @@ local function make_layer(self, opts, source)
   local layer = { name = source.name, out = {}, scales = {}, bytes = {}, dirty = {} }
   layer.pool = opts.pool and opts.pool() or pages.caches {
     num_pages = opts.num_pages, page_size = opts.page_size, num_kv_heads = self.heads, head_dim = self.dims[1],
-    v_head_dim = self.dims[2], kv_layout = self.kv_layout, page_padding = opts.page_padding, fill = FILL,
+    v_head_dim = self.dims[2], kv_layout = self.kv_layout, page_padding = opts.page_padding, fill = kv_ledger.FILL,
     sf_page_padding = opts.sf_page_padding, device = self.device,
   }
   layer.strides = {} -- bytes between pages
@@ -116,30 +115,6 @@ local function make_layer(self, opts, source)
       { dtype = "float8_e4m3fn", device = self.device })
   end
   return layer
-end
-
--- Every tensor of a layer that a run must leave as the ledger says; with images in the run that keeps one.
-local function watch(self, run, layer, source)
-  local prefix = (self.name ~= "cache" and self.name .. " " or "") .. (#self.layers > 1 and layer.name .. " " or "")
-  local images = { data = {}, sf = {}, out = {}, rows = {} }
-  local storage = layer.pool.storage -- k, v, k_sf, v_sf
-  for i, name in ipairs { "K", "V" } do
-    local dim = self.dims[i]
-    images.data[i] = run:watch(prefix .. name .. " cache", storage[i], places.data(self, layer.strides[i], dim))
-    images.sf[i] = run:watch(prefix .. name .. " scales", storage[i + 2], places.sf(self, layer.strides[i + 2], dim))
-    images.out[i] = run:watch(prefix .. name .. " dequantized", layer.out[i], places.out(self, dim))
-  end
-  if self.with_copy then
-    images.interleaved = run:watch(prefix .. "V scales interleaved", layer.interleaved,
-      places.interleaved(self, self.dims[1]))
-    images.fp8 = run:watch(prefix .. "E4M3 copy", layer.fp8, places.fp8(self, self.dims[1]))
-  end
-  if run.eager then return end
-  for i = 1, 2 do images.rows[i] = ledger.rows(source[i], layer.scales[i], self.with_copy) end
-  if self.with_copy then
-    images.filled, images.copies = ledger.filled_vector(FILL, self.dims[1]), {}
-  end
-  layer.images = images
 end
 
 --- Made by `run:cache`.
@@ -180,7 +155,7 @@ function kv.new(run, opts)
   self.block_tables, self.kv_page_indptr = zeros("int32", self.batch, self.max_pages), zeros("int32", self.batch + 1)
   for l, layer in ipairs(source) do self.layers[l] = make_layer(self, opts, layer) end
   for l, layer in ipairs(self.layers) do
-    watch(self, run, layer, source[l])
+    self:watch(run, layer, source[l])
     pages.watch(self.allocator, layer.pool)
   end
   return self
@@ -479,26 +454,8 @@ function kv:dequantize(rows)
     for b = 1, math.min(rows, #self.loaded.requests) do tokens = tokens + #self.loaded.requests[b].text end
     local values, packed = token_bytes(self, tokens)
     return values + packed
-  end }, function()
-    self.read = rows
-    for _, layer in ipairs(self.layers) do
-      for i = 1, 2 do
-        local image, row_size = layer.images.out[i], self.max_len * self.heads * self.dims[i] * 2
-        image:settle()
-        for b = 1, math.min(rows, #self.loaded.requests) do
-          local parts = {}
-          for position, token in ipairs(self.loaded.requests[b].text) do
-            if position > self.max_len then break end
-            parts[position] = layer.images.rows[i][token].out
-          end
-          image:put((b - 1) * row_size, table.concat(parts))
-        end
-      end
-    end
-  end)
+  end }, function() self:expect_values(rows) end)
 end
-
-local function hnd(self, t) return self.kv_layout == "HND" and t or t:permute(1, 3, 2, 4) end
 
 --- Queues V's interleaved scales and the E4M3 copy of the first `rows` loaded requests, for caches with `materialize`.
 ---@param rows? integer
@@ -509,9 +466,9 @@ function kv:materialize(rows)
   for l, layer in ipairs(self.layers) do
     local data, sf = layer.pool.paged_kv_cache, layer.pool.kv_cache_sf
     nibble.quantization.swizzle_v_scales(sf[2], self.kv_layout, { out = layer.interleaved })
-    local _, tables = nibble.quantization.nvfp4_kv_materialize_fp8(hnd(self, data[1]), hnd(self, data[2]),
-      hnd(self, sf[1]),
-      hnd(self, layer.interleaved), first(self.block_tables), first(self.seq_lens), self.max_len,
+    local _, tables = nibble.quantization.nvfp4_kv_materialize_fp8(self:hnd(data[1]), self:hnd(data[2]),
+      self:hnd(sf[1]),
+      self:hnd(layer.interleaved), first(self.block_tables), first(self.seq_lens), self.max_len,
       { out = layer.fp8, kv_page_indptr = first(self.kv_page_indptr, rows + 1),
         num_pages = self.batch * self.max_pages })
     made[l] = tables
@@ -526,127 +483,6 @@ function kv:materialize(rows)
     self.copied, self.copied_tables = rows, made
     for _, layer in ipairs(self.layers) do self:expect_copy(layer, rows) end
   end)
-end
-
--------------------------------------------------------------------------------------------------------------- ledger
-
---- The ledger's entry for a write: a token (nil: bytes that nothing has written) gets into a slot of every layer.
----@param slot integer
----@param token? integer
-function kv:place(slot, token)
-  local page, entry = slot // self.page_size, slot % self.page_size
-  self.slot_token[slot] = token
-  if token then self.used[token] = true end
-  self.read, self.copied = nil, nil
-  for _, layer in ipairs(self.layers) do
-    local images = layer.images
-    for i = 1, 2 do
-      local row = token and images.rows[i][token]
-      local half, blocks = self.dims[i] // 2, self.dims[i] // 16
-      local data, sf = images.data[i], images.sf[i]
-      for head = 0, self.heads - 1 do
-        local vector = places.vector_at(self, entry, head)
-        data:put(page * layer.strides[i] + vector * half, row and row.data[head] or string.char(FILL):rep(half))
-        sf:put(page * layer.strides[i + 2] + vector * blocks, row and row.sf[head] or string.char(FILL):rep(blocks))
-      end
-    end
-    if images.copies then images.copies[page] = nil end
-    layer.dirty[page] = true
-  end
-end
-
--- The planes of K and V in E4M3 that a page gives.
-local function page_copy(self, images, page)
-  local parts = {}
-  for i = 1, 2 do
-    for head = 0, self.heads - 1 do
-      for entry = 0, self.page_size - 1 do
-        local token = self.slot_token[page * self.page_size + entry]
-        parts[#parts + 1] = token and images.rows[i][token].fp8[head] or images.filled
-      end
-    end
-  end
-  return table.concat(parts)
-end
-
---- The ledger's entry for `materialize`.
----@param layer table
----@param rows integer
-function kv:expect_copy(layer, rows)
-  local images, blocks = layer.images, self.dims[1] // 16
-  local size, plane = self.page_size * self.heads * blocks, self.page_size * self.heads * self.dims[1]
-  local shape = self.kv_layout == "HND" and { 1, self.heads, self.page_size, blocks }
-    or { 1, self.page_size, self.heads, blocks }
-  local linear = images.sf[2]:settle()
-  images.interleaved:settle()
-  images.fp8:settle()
-  for page in pairs(layer.dirty) do
-    local at = page * layer.strides[4]
-    local sf = { dtype = "uint8", shape = shape, bytes = linear:sub(at + 1, at + size) }
-    images.interleaved:put(page * size, reference.swizzle({ v_sf = sf, kv_layout = self.kv_layout }).bytes)
-  end
-  layer.dirty = {}
-  images.fp8:put(0, ("\0"):rep(2 * plane))
-  for b = 1, math.min(rows, #self.loaded.requests) do
-    for j, page in ipairs(self.loaded.requests[b].pages) do
-      images.copies[page] = images.copies[page] or page_copy(self, images, page)
-      images.fp8:put((self.loaded.kv_page_indptr[b] + j) * 2 * plane, images.copies[page])
-    end
-  end
-end
-
---- What the step just done must have left beside the watched tensors: the E4M3 copy's own block tables.
----@return string? difference
-function kv:check_tables()
-  if not self.copied then return end
-  for l, layer in ipairs(self.layers) do
-    for b, row in ipairs(self.copied_tables[l]:totable()) do
-      local request = self.loaded.requests[b]
-      for j, page in ipairs(row) do
-        local want = request and request.pages[j] and self.loaded.kv_page_indptr[b] + j or 0
-        if page ~= want then
-          return ("%s fp8_block_tables: row %d, column %d: got %d, expected %d"):format(layer.name, b - 1, j - 1, page,
-            want)
-        end
-      end
-    end
-  end
-end
-
---- Once more at the end, where the last thing that happened to the cache was to be read: whole operations by the
---- reference, on what the caches, tables and lengths hold on the device.
----@return string? difference
-function kv:check_whole()
-  for _, layer in ipairs(self.layers) do
-    local data, sf = layer.pool.paged_kv_cache, layer.pool.kv_cache_sf
-    local function first(t, n) return t:narrow(1, 1, n) end
-    if self.read then
-      local out = { first(layer.out[1], self.read), first(layer.out[2], self.read) }
-      local values = reference.dequantize {
-        paged_kv_cache = data, kv_cache_sf = sf, kv_layout = self.kv_layout, k_scale = layer.k_scale,
-          v_scale = layer.v_scale,
-        block_tables = first(self.block_tables, self.read), seq_lens = first(self.seq_lens, self.read),
-        output_k = out[1], output_v = out[2],
-      }
-      if values.output_k.bytes ~= out[1]:bytes() or values.output_v.bytes ~= out[2]:bytes() then
-        return layer.name .. ": dequantizing the whole cache differs from the reference"
-      end
-    end
-    if self.copied then
-      local fp8 = reference.materialize {
-        k_cache = hnd(self, data[1]), v_cache = hnd(self, data[2]), k_block_scales = hnd(self, sf[1]),
-        v_block_scales = hnd(self, layer.interleaved), block_tables = first(self.block_tables, self.copied),
-        seq_lens = first(self.seq_lens, self.copied), max_kv_len = self.max_len, out = layer.fp8,
-        kv_page_indptr = first(self.kv_page_indptr, self.copied + 1), num_pages = self.batch * self.max_pages,
-      }
-      if fp8.kv_cache_fp8.bytes ~= layer.fp8:bytes() then
-        return layer.name .. ": the whole E4M3 copy differs from the reference"
-      end
-      if reference.swizzle({ v_sf = sf[2], kv_layout = self.kv_layout }).bytes ~= layer.interleaved:bytes() then
-        return layer.name .. ": V's interleaved scales differ from the reference"
-      end
-    end
-  end
 end
 
 return kv

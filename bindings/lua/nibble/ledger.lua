@@ -1,6 +1,5 @@
 --- A ledger of memory: what every byte of some tensors must be, kept by nibble.reference while a device works, and
---- where a byte
--- that differs lies. nibble.kv keeps one for each cache of a scenario.
+-- where a byte that differs lies. nibble.kv_ledger keeps one for each cache of a scenario.
 --
 --   local ledger = require "nibble.ledger"
 --   local image = ledger.image("K cache", tensor, where)   -- the bytes as they are now
@@ -132,76 +131,6 @@ function ledger.index_of(tensor)
       rest = rest // shape[dim]
     end
     return "element [" .. table.concat(index, ", ") .. "]"
-  end
-end
-
---------------------------------------------------------------------------------------------------------------- places
-
--- For each kind of tensor of a nibble.kv cache: a function that says in words the page, entry, head and dimension that
--- a byte belongs to. 16 elements that share a scale are named by their first.
-local places = {}
-ledger.places = places
-
---- The index of (entry, head) among the vectors of a page.
-function places.vector_at(cache, entry, head)
-  if cache.kv_layout == "HND" then return head * cache.page_size + entry end
-  return entry * cache.heads + head
-end
-
-local function entry_and_head(cache, vector)
-  if cache.kv_layout == "HND" then return vector % cache.page_size, vector // cache.page_size end
-  return vector // cache.heads, vector % cache.heads
-end
-
-local element = "page %d, entry %d, head %d, dimension %d"
-
--- A pool of vectors of `size` bytes, with `stride` bytes from page to page.
-local function in_pool(cache, stride, size, dimension)
-  return function(offset, got, wanted)
-    local page, rest = offset // stride, offset % stride
-    if rest >= cache.page_size * cache.heads * size then
-      return ("page %d, byte %d, which is padding"):format(page, rest)
-    end
-    local entry, head = entry_and_head(cache, rest // size)
-    return element:format(page, entry, head, dimension(rest % size, got ~ wanted))
-  end
-end
-
-function places.data(cache, stride, dim)
-  return in_pool(cache, stride, dim // 2, function(byte, bits) return byte * 2 + (bits & 15 == 0 and 1 or 0) end)
-end
-
-function places.sf(cache, stride, dim)
-  return in_pool(cache, stride, dim // 16, function(byte) return byte * 16 end)
-end
-
-function places.interleaved(cache, dim)
-  local blocks = dim // 16
-  return function(offset)
-    local vectors, column = cache.heads * cache.page_size, offset % blocks
-    local row, head = entry_and_head(cache, offset // blocks % vectors)
-    return element:format(offset // blocks // vectors, row // 4 * 4 + column % 4, head,
-      (row % 4 * (blocks // 4) + column // 4) * 16)
-  end
-end
-
-function places.out(cache, dim)
-  return function(offset)
-    local vector = offset // 2 // dim
-    local row = vector // cache.heads // cache.max_len
-    local request = cache.loaded.requests[row + 1]
-    return ("row %d (%s), position %d, head %d, dimension %d"):format(row, request and "request " .. request.id
-      or "padding",
-      vector // cache.heads % cache.max_len, vector % cache.heads, offset // 2 % dim)
-  end
-end
-
-function places.fp8(cache, dim)
-  return function(offset)
-    local vector = offset // dim
-    return element:format(vector // (2 * cache.heads * cache.page_size), vector % cache.page_size,
-      vector // cache.page_size % cache.heads, offset % dim) .. (" of the copy (%s)"):format(
-      vector // (cache.heads * cache.page_size) % 2 == 0 and "K" or "V")
   end
 end
 
