@@ -2,7 +2,7 @@
 --   support.shape(op, p, sizes) -> the shape of a tensor of the call, under the layout of `sizes`
 --   support.arrays(op, sizes) -> plain arrays by the names of the operation's tensors
 --   support.arguments(op, {sizes = {...}, place = fn(p, array) -> tensor}) -> what op:call takes
---   support.outputs(op, given, results) -> the arrays that a call has written or returned, by name
+--   support.outputs(op, given, results, [only]) -> the arrays that a call has written or returned, by name; only one
 --   support.expected(op, sizes) -> what nibble.reference makes of the same arguments, by name
 -- `sizes` replaces sizes by symbol, and kv_layout.
 local reference = require "nibble.reference"
@@ -105,9 +105,11 @@ function support.arguments(op, opts)
   return given
 end
 
-function support.outputs(op, given, results)
+function support.outputs(op, given, results, only)
   local outputs = {}
-  local function add(name, t) outputs[name] = { dtype = t.dtype, shape = t.shape, bytes = t:bytes() } end
+  local function add(name, t)
+    if not only or name == only then outputs[name] = { dtype = t.dtype, shape = t.shape, bytes = t:bytes() } end
+  end
   for _, p in ipairs(op.tensors) do
     if p.role == "out" or p.in_place then add(p.name, given[p.name]) end
   end
