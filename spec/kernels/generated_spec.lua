@@ -156,6 +156,15 @@ for _, op in ipairs(operations) do
         assert.is_true(tried >= 5)
       end)
 
+      for i = 2, type(p.dtype) == "table" and #p.dtype or 0 do
+        it(("%s: %s does as well as %s"):format(p.name, p.dtype[i], p.dtype[1]), function()
+          local sizes = { dtypes = { [p.name] = p.dtype[i] } }
+          local given = support.arguments(op, { sizes = sizes })
+          assert.equal(p.dtype[i], given[p.name].dtype)
+          assert_outputs(op, given, support.expected(op, sizes))
+        end)
+      end
+
       if p.role ~= "scale" then
         it(p.name .. ": a dimension more or less is refused", function()
           for _, shape in ipairs {

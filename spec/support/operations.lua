@@ -4,7 +4,7 @@
 --   support.arguments(op, {sizes = {...}, place = fn(p, array) -> tensor}) -> what op:call takes
 --   support.outputs(op, given, results, [only]) -> the arrays that a call has written or returned, by name; only one
 --   support.expected(op, sizes) -> what nibble.reference makes of the same arguments, by name
--- `sizes` replaces sizes by symbol, and kv_layout.
+-- `sizes` replaces sizes by symbol, kv_layout, and in `dtypes` dtypes by the names of tensors that choose theirs.
 local reference = require "nibble.reference"
 local operations = require "nibble.operations"
 local data = require "spec.support.data"
@@ -40,13 +40,13 @@ function support.shape(op, p, sizes)
   return shape
 end
 
---- The dtypes that a tensor may have, if it may choose.
+--- The dtypes that a tensor may have, and the name of the tensor that chooses: another one's, or its own.
 function support.dtypes(op, p)
   local other = type(p.dtype) == "string" and p.dtype:sub(2)
   for _, q in ipairs(other and op.tensors or {}) do
-    if q.name == other then return q.dtype end
+    if q.name == other then return q.dtype, other end
   end
-  return p.dtype
+  return p.dtype, p.name
 end
 
 -- Element i (from 0) of a tensor whose contents say where an operation reads and writes.
@@ -68,7 +68,8 @@ end
 function support.arrays(op, sizes)
   local arrays = {}
   for i, p in ipairs(op.tensors) do
-    local dtype, shape, n = support.dtypes(op, p)[1], support.shape(op, p, sizes), 1
+    local allowed, owner = support.dtypes(op, p)
+    local dtype, shape, n = sizes and sizes.dtypes and sizes.dtypes[owner] or allowed[1], support.shape(op, p, sizes), 1
     for _, size in ipairs(shape) do n = n * size end
     if p.role == "index" then
       local function size(symbol) return (support.size(symbol, sizes)) end
