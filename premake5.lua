@@ -97,10 +97,10 @@ local cuda_include = nvcc and path.join(path.getdirectory(path.getdirectory(nvcc
 
 -- What the headers declare is defined outside of the devices and the kernels.
 local runtime_sources, public_sources = {}, {}
-for _, pattern in ipairs { "runtime/**.c", "kernels/cpu/*.c" } do
+for _, pattern in ipairs { "runtime/**.c", "kernels/cpu/*.c", "kernels/cuda/*.c" } do
   for _, file in ipairs(os.matchfiles(pattern)) do
-    local of_device = file:match("^runtime/(%l+)/") == "cpu" or file:match("^runtime/(%l+)/") == "cuda"
-    if nvcc or not file:match("^runtime/cuda/") then table.insert(runtime_sources, file) end
+    local of_device = file:match("/cpu/") or file:match("/cuda/")
+    if nvcc or not file:match("/cuda/") then table.insert(runtime_sources, file) end
     if file:match("^runtime/") and not of_device then table.insert(public_sources, file) end
   end
 end

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* X(symbol, file name): one kernel each, in kernels/cpu/NAME.c as nib_cpu_NAME and in kernels/cuda/NAME.cu as one or
- * more functions, which runtime/cuda/geometry.h lists. */
+ * more functions, which kernels/cuda/NAME_launch.c lists. */
 #define NIB_KERNEL_LIST(X)          \
   X(APPEND, append)                 \
   X(MATERIALIZE, materialize)       \

@@ -1,6 +1,6 @@
-/* What the CUDA kernels of this folder share. One entry is one launch; runtime/cuda/geometry.c chooses the entry and
+/* What the CUDA kernels of this folder share. One entry is one launch; NAME_launch.c chooses the entry and
  * its grid from the params. An entry without "narrow" in its name may use 16-byte accesses where its comment says
- * so: geometry.c has looked at every pointer and stride that this rests on. Entries take the params by value and
+ * so: the launch has looked at every pointer and stride that this rests on. Entries take the params by value and
  * share nothing between launches. */
 #ifndef NIB_CUDA_KERNEL_CUH
 #define NIB_CUDA_KERNEL_CUH

@@ -1,4 +1,4 @@
-/* How some kernels map threads, where geometry.c and the kernel must agree. Shared by C and CUDA. */
+/* How some kernels map threads, where a launch and its kernel must agree. Shared by C and CUDA. */
 #ifndef NIB_CUDA_MAPPING_H
 #define NIB_CUDA_MAPPING_H
 

@@ -7,17 +7,9 @@
 /* ---- Opening a device ------------------------------------------------------------------------------------------ */
 
 static nib_status load_kernels(nib_device *device) {
-  static const struct {
-    const char *name;
-    enum nib_kernel kernel;
-  } entries[] = {
-#define X(symbol, kernel, file, function) { "nib_cuda_" #function, NIB_KERNEL_##kernel },
-    NIB_CUDA_ENTRY_LIST(X)
-#undef X
-  };
   struct nib_cuda *cuda = nib_cuda_of(device);
   for (int i = 0; i < NIB_KERNEL_COUNT; i++) {
-    CUresult result = cuda->driver->ModuleLoadDataEx(&cuda->modules[i], nib_cuda_images[i], 0, NULL, NULL);
+    CUresult result = cuda->driver->ModuleLoadDataEx(&cuda->modules[i], nib_cuda_kernels[i]->image, 0, NULL, NULL);
     if (result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
       snprintf(cuda->reason, sizeof cuda->reason,
                "expected a GPU that this build has kernels for, got %.60s (with CUDA %d.%d)", cuda->description,
@@ -27,11 +19,11 @@ static nib_status load_kernels(nib_device *device) {
       return nib_fail(device->runtime, NIB_UNAVAILABLE, "%s: %s", device->info.name, cuda->reason);
     }
     if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuModuleLoadDataEx");
-  }
-  for (int i = 0; i < NIB_CUDA_ENTRY_COUNT; i++) {
-    CUresult result =
-      cuda->driver->ModuleGetFunction(&cuda->functions[i], cuda->modules[entries[i].kernel], entries[i].name);
-    if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, entries[i].name);
+    const char *const *entries = nib_cuda_kernels[i]->entries;
+    for (int k = 0; k < nib_cuda_kernels[i]->entry_count; k++) {
+      result = cuda->driver->ModuleGetFunction(&cuda->functions[i][k], cuda->modules[i], entries[k]);
+      if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, entries[k]);
+    }
   }
   return NIB_OK;
 }

@@ -3,8 +3,8 @@
 #define NIB_CUDA_DEVICE_H
 
 #include "../core/core.h"
+#include "../../kernels/cuda/launch.h"
 #include "driver.h"
-#include "geometry.h"
 
 /* A point in a stream: an event of the driver, shared by a nib_event and the stream's list of points. */
 struct nib_cuda_point {
@@ -41,7 +41,7 @@ struct nib_cuda {
   CUmemoryPool pool;
   CUstream allocations, frees, copies;
   CUmodule modules[NIB_KERNEL_COUNT]; /* one for each file of kernels/cuda */
-  CUfunction functions[NIB_CUDA_ENTRY_COUNT];
+  CUfunction functions[NIB_KERNEL_COUNT][NIB_CUDA_MOST_ENTRIES];
   struct nib_cuda_point *free_points, *points;
   struct nib_cuda_graph *graphs;
   struct nib_cuda_semaphore *semaphores;
@@ -55,7 +55,7 @@ struct nib_cuda {
   char name[16];
 };
 
-extern const void *const nib_cuda_images[NIB_KERNEL_COUNT]; /* a fatbin each, images.c */
+extern const struct nib_cuda_kernel *const nib_cuda_kernels[NIB_KERNEL_COUNT]; /* images.c */
 
 static inline struct nib_cuda *nib_cuda_of(const nib_device *device) { return device->impl; }
 

@@ -1,22 +1,12 @@
-/* The compiled kernels: what the build made of kernels/cuda/NAME.cu, for all architectures. */
+/* The compiled kernels, and the headers that users' kernels may include. */
 #include "device.h"
 
-#include "append.inc"
-#include "materialize.inc"
-#include "dequantize.inc"
-#include "rope_insert.inc"
-#include "swizzle.inc"
-#include "amax.inc"
-#include "quantize_cache.inc"
-#include "mla_dequantize.inc"
-#include "rope_table.inc"
-#include "copy.inc"
-#include "fill.inc"
-#include "arange.inc"
-#include "random.inc"
+#define X(symbol, name) extern const struct nib_cuda_kernel nib_cuda_##name;
+NIB_KERNEL_LIST(X)
+#undef X
 
-const void *const nib_cuda_images[NIB_KERNEL_COUNT] = {
-#define X(symbol, name) nib_fatbin_##name,
+const struct nib_cuda_kernel *const nib_cuda_kernels[NIB_KERNEL_COUNT] = {
+#define X(symbol, name) &nib_cuda_##name,
   NIB_KERNEL_LIST(X)
 #undef X
 };

@@ -238,13 +238,13 @@ nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (cuda->lost) return nib_cuda_lost(device);
   if (work->kernel == NIB_WORK_TRANSFER) return nib_cuda_transfer(stream, work->params);
-  struct nib_cuda_geometry g = { .grid = { work->grid[0], work->grid[1], work->grid[2] },
-                                 .block = { work->block[0], work->block[1], work->block[2] },
-                                 .shared_bytes = work->shared_bytes };
+  struct nib_cuda_launch g = { .grid = { work->grid[0], work->grid[1], work->grid[2] },
+                               .block = { work->block[0], work->block[1], work->block[2] },
+                               .shared_bytes = work->shared_bytes };
   CUfunction function = work->function;
   if (!function) {
-    nib_cuda_geometry(work->kernel, work->params, device->info.processors, &g);
-    function = cuda->functions[g.entry];
+    nib_cuda_kernels[work->kernel]->launch(work->params, device->info.processors, &g);
+    function = cuda->functions[work->kernel][g.entry];
   }
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   nib_status status = work->shared_bytes ? allow_shared(device, work) : NIB_OK;
