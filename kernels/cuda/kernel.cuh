@@ -39,7 +39,7 @@ __device__ __forceinline__ uint4 nib_load_16(const void *data) {
   return word;
 }
 
-__device__ __forceinline__ int64_t nib_load_i64(const int64_t *data) {
+__device__ __forceinline__ int64_t nib_load_position(const int64_t *data) {
   int64_t value;
   asm volatile("ld.global.b64 %0, [%1];" : "=l"(value) : "l"(data));
   return value;

@@ -107,7 +107,7 @@ __device__ __forceinline__ void write_queries_few(const struct nib_rope_insert_p
   uint32_t chunk = in_place ? FIRST_ROPE_CHUNK + thread % NIB_ROPE_CHUNKS : thread;
   INDEX head = in_place ? group * NIB_ROPE_CHUNKS + thread / NIB_ROPE_CHUNKS : group;
   INDEX heads = (INDEX)p.heads, out_heads = in_place ? heads : (INDEX)p.padded_heads;
-  int64_t position = nib_load_i64(p.positions + row);
+  int64_t position = nib_load_position(p.positions + row);
   uint32_t word[4];
   load_chunk_if<NARROW>(head < heads, p.q + (int64_t)((INDEX)row * heads + head) * NIB_MLA_DIM + chunk * CHUNK, word);
   int rotated = p.rotate_q && chunk >= FIRST_ROPE_CHUNK && head < heads; /* the padding stays +0 */

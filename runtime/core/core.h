@@ -233,7 +233,6 @@ struct nib_runtime {
 };
 
 static inline nib_runtime *nib_tensor_runtime(const nib_tensor *t) { return t->storage->deferred.device->runtime; }
-static inline nib_device *nib_tensor_dev(const nib_tensor *t) { return t->storage->deferred.device; }
 
 /* ---- memory.c ---- */
 /* What serves a config without an allocator. */

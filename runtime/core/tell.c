@@ -110,7 +110,7 @@ void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_w
 void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write) {
   nib_access access = { tensor, write, "tensor", NULL };
   NIB_TELL(nib_tensor_runtime(tensor), write ? NIB_OBSERVED_HOST_WRITE : NIB_OBSERVED_HOST_READ, .operation = operation,
-           .device = nib_tensor_dev(tensor), .accesses = &access, .access_count = 1);
+           .device = tensor->storage->deferred.device, .accesses = &access, .access_count = 1);
 }
 
 void nib_tell_follow(nib_stream *stream, nib_stream *other) {

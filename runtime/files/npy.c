@@ -345,7 +345,7 @@ static size_t write_header(const nib_tensor *tensor, char *text, size_t size) {
 nib_status nib_npy_save(nib_tensor *tensor, const char *path) {
   nib_runtime *rt = nib_tensor_runtime(tensor);
   nib_status status = nib_enter(rt);
-  if (status == NIB_OK) status = nib_check_not_capturing(nib_tensor_dev(tensor), "tensor:save");
+  if (status == NIB_OK) status = nib_check_not_capturing(nib_tensor_device(tensor), "tensor:save");
   if (status != NIB_OK) return status;
   char header[512];
   size_t header_bytes = write_header(tensor, header, sizeof header);

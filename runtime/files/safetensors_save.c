@@ -70,7 +70,7 @@ static nib_status save_check(nib_runtime *rt, int32_t count, const char *const *
     if (nib_tensor_runtime(tensors[i]) != rt)
       return nib_fail(rt, NIB_INVALID, "save: tensors: expected tensors of one runtime, got \"%.100s\" of another",
                       names[i]);
-    nib_status status = nib_check_not_capturing(nib_tensor_dev(tensors[i]), "save");
+    nib_status status = nib_check_not_capturing(nib_tensor_device(tensors[i]), "save");
     if (status == NIB_OK)
       status = nib_tensor_wait(tensors[i], NIB_UNLIMITED); /* whose report comes before there is a file */
     if (status != NIB_OK) return status;

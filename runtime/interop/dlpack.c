@@ -138,7 +138,7 @@ static void come_back(struct DLManagedTensorVersioned *self) {
 
 /* What the consumer does next must come after all queued work on the tensor: it may write what is still to be read. */
 static nib_status order(nib_tensor *tensor, intptr_t consumer_stream) {
-  nib_device *device = nib_tensor_dev(tensor);
+  nib_device *device = nib_tensor_device(tensor);
   struct nib_uses *uses = &tensor->storage->deferred.uses;
   if (consumer_stream == -1) return NIB_OK;
   nib_status status = nib_check_not_capturing(device, "to_dlpack");
@@ -149,7 +149,7 @@ static nib_status order(nib_tensor *tensor, intptr_t consumer_stream) {
 }
 
 nib_status nib_tensor_to_dlpack(nib_tensor *tensor, intptr_t consumer_stream, struct DLManagedTensorVersioned **out) {
-  nib_device *device = nib_tensor_dev(tensor);
+  nib_device *device = nib_tensor_device(tensor);
   nib_runtime *rt = device->runtime;
   *out = NULL;
   nib_status status = nib_enter(rt);

@@ -131,7 +131,7 @@ nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *gi
 }
 
 nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *bytes) {
-  nib_device *device = nib_tensor_dev(tensor);
+  nib_device *device = nib_tensor_device(tensor);
   *fd = -1;
   *bytes = 0;
   nib_status status = nib_enter(device->runtime);

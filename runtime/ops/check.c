@@ -46,9 +46,9 @@ void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tens
     nib_check_fail(c, parameter, "expected a tensor, got none");
     return;
   }
-  if (nib_tensor_dev(tensor) != c->stream->device)
+  if (nib_tensor_device(tensor) != c->stream->device)
     nib_check_fail(c, parameter, "expected a tensor on %s, got one on %s", c->stream->device->info.name,
-                   nib_tensor_dev(tensor)->info.name);
+                   nib_tensor_device(tensor)->info.name);
   if (!(dtypes & NIB_BIT(tensor->dtype)))
     nib_check_fail(c, parameter, "expected dtype %s, got %s", dtype_names(dtypes, names, sizeof names),
                    nib_describe(tensor, have, sizeof have));

@@ -28,7 +28,7 @@ struct reading {
 #define PIECE_OF_A_GPU 65536 /* elements: a copy from there takes long to begin */
 
 static bool is_in_place(const nib_tensor *tensor) {
-  return nib_tensor_dev(tensor)->backend->host_memory && nib_tensor_is_contiguous(tensor);
+  return nib_tensor_device(tensor)->backend->host_memory && nib_tensor_is_contiguous(tensor);
 }
 
 static size_t buffer_bytes(const struct reading *r, const nib_tensor *tensor) {
@@ -48,7 +48,7 @@ static struct reading begin(const char *operation, nib_tensor *a, nib_tensor *b)
   for (int32_t i = 0; i < r.count; i++) {
     r.of[i].tensor = tensors[i];
     if (r.status == NIB_OK) r.status = nib_tensor_wait(tensors[i], NIB_UNLIMITED);
-    if (!nib_tensor_dev(tensors[i])->backend->host_memory) r.most = PIECE_OF_A_GPU;
+    if (!nib_tensor_device(tensors[i])->backend->host_memory) r.most = PIECE_OF_A_GPU;
   }
   if (r.status != NIB_OK || nib_tensor_numel(a) == 0) return r;
   for (int32_t i = 0; i < r.count; i++) {

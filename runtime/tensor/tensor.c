@@ -61,14 +61,14 @@ nib_status nib_tensor_create_pinned(nib_runtime *rt, nib_dtype dtype, int32_t nd
 void nib_tensor_release(nib_tensor *tensor) {
   if (!tensor) return;
   nib_runtime *rt = nib_tensor_runtime(tensor);
-  NIB_TELL(rt, NIB_OBSERVED_TENSOR_RELEASED, .operation = "tensor:close", .device = nib_tensor_dev(tensor),
+  NIB_TELL(rt, NIB_OBSERVED_TENSOR_RELEASED, .operation = "tensor:close", .device = nib_tensor_device(tensor),
            .storage = tensor->storage->id, .handles = tensor->storage->references - tensor->storage->pins - 1);
   nib_storage_release(tensor->storage);
   nib_free(rt, tensor, sizeof *tensor);
   nib_handle_removed(rt);
 }
 
-nib_device *nib_tensor_device(const nib_tensor *tensor) { return nib_tensor_dev(tensor); }
+nib_device *nib_tensor_device(const nib_tensor *tensor) { return tensor->storage->deferred.device; }
 nib_dtype nib_tensor_dtype(const nib_tensor *tensor) { return tensor->dtype; }
 int32_t nib_tensor_ndim(const nib_tensor *tensor) { return tensor->ndim; }
 const int64_t *nib_tensor_shape(const nib_tensor *tensor) { return tensor->shape; }
@@ -98,4 +98,24 @@ bool nib_tensor_same_view(const nib_tensor *a, const nib_tensor *b) {
   return a->storage == b->storage && a->offset_bytes == b->offset_bytes && a->dtype == b->dtype && a->ndim == b->ndim &&
          memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0 &&
          memcmp(a->stride, b->stride, sizeof *a->stride * (size_t)a->ndim) == 0;
+}
+
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+
+nib_status nib_check_destination(const char *operation, const char *name, const nib_tensor *tensor) {
+  char text[NIB_DESCRIPTION];
+  nib_status status = nib_check_writable(operation, name, tensor);
+  if (status != NIB_OK || !nib_tensor_overlaps_itself(tensor)) return status;
+  return nib_fail(
+    nib_tensor_runtime(tensor), NIB_INVALID,
+    "%s: %s: expected a tensor whose elements do not overlap in memory, got %s with a stride that repeats them",
+    operation, name, nib_describe(tensor, text, sizeof text));
+}
+
+nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor,
+                            const nib_stream *stream) {
+  if (nib_tensor_device(tensor) == stream->device) return NIB_OK;
+  return nib_fail(stream->device->runtime, NIB_INVALID,
+                  "%s: %s: expected a tensor on the stream's device %s, got one on %s", operation, name,
+                  stream->device->info.name, nib_tensor_device(tensor)->info.name);
 }

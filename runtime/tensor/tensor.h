@@ -14,6 +14,12 @@ nib_status nib_tensor_on(nib_device *device, const struct nib_origin *origin, ni
 /* A GPU that is open already, otherwise the first that can be opened; NULL: there is none. */
 nib_device *nib_find_pinning(nib_runtime *rt);
 
+/* Refuses a tensor that is not on the stream's device. */
+nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor,
+                            const nib_stream *stream);
+/* Refuses to write memory that is lent for reading, and elements that overlap. */
+nib_status nib_check_destination(const char *operation, const char *name, const nib_tensor *tensor);
+
 static inline void nib_set_compact_stride(nib_tensor *tensor) {
   int64_t stride = 1;
   for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
@@ -26,9 +32,11 @@ static inline void nib_set_compact_stride(nib_tensor *tensor) {
 bool nib_tensor_overlaps_itself(const nib_tensor *tensor);
 bool nib_tensor_overlaps(const nib_tensor *a, const nib_tensor *b);
 
+/* ---- copy.c ---- */
+/* Both sides of a copy in the fewest dimensions. `source` has the destination's shape. */
+struct nib_copy_params nib_copy_params_of(const nib_tensor *destination, const nib_tensor *source);
+
 /* ---- data.c ---- */
-nib_status nib_check_device(const char *operation, const char *name, const nib_tensor *tensor,
-                            const nib_stream *stream);
 nib_status nib_fetch(nib_tensor *tensor, void *data,
                      size_t bytes); /* the elements, row-major, once their writers are done */
 

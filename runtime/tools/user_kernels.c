@@ -154,9 +154,9 @@ nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *ker
     nib_tensor *tensor = desc->arguments[i].tensor;
     accesses[i] =
       (nib_access){ .tensor = tensor, .write = true }; /* what a kernel does with a pointer is its own affair */
-    if (tensor && nib_tensor_dev(tensor) != device)
+    if (tensor && nib_tensor_device(tensor) != device)
       status = nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected tensors on %s, got one on %s as argument %lld",
-                        device->info.name, nib_tensor_dev(tensor)->info.name, (long long)i + rt->config.index_base);
+                        device->info.name, nib_tensor_device(tensor)->info.name, (long long)i + rt->config.index_base);
   }
   unsigned char buffer[NIB_ARGUMENT_BYTES] = { 0 };
   struct nib_work work = { .name = kernel->name,
