@@ -13,7 +13,7 @@
 
 #define NIB_DTYPE_COUNT (NIB_INT64 + 1) /* not in nibble.h: it grows */
 
-/* The last tickets of one stream that read and that write an object; 0: none does (core/uses.c). */
+/* The last tickets of one stream that read and that write an object; 0: none does (storage.c tells how). */
 struct nib_use {
   nib_stream *stream;
   uint64_t read, write;
@@ -37,7 +37,7 @@ enum nib_end {
 };
 
 /* The head of every object that queued work can use after its last reference is gone: storages, events, plans of
- * graphs, modules, semaphores (core/deferred.c). */
+ * graphs, modules, semaphores (storage.c tells how). */
 struct nib_deferred {
   nib_device *device;
   struct nib_deferred *next; /* in the device's limbo */
@@ -215,7 +215,7 @@ struct nib_runtime {
   const volatile char *own_process; /* 1 in that process, 0 in a child; NULL: ask for the id */
   bool ending, closed;              /* ending: nothing new goes to the runtime's threads */
   bool host_allocates;              /* the config's allocate is the host's */
-  bool freed_large;                 /* by it, which may have taken long; since somebody asked */
+  bool freed_large;                 /* a large block was freed by it, which may have taken long */
   nib_stream *frees;                /* where large blocks are given back; NULL: none yet */
   int64_t handles;                  /* atomic; objects that hosts hold, and exports */
   pthread_mutex_t exports_lock;     /* recursive; of what exports touch on foreign threads: */

@@ -102,7 +102,7 @@ void nib_drain(nib_device *device) {
   if (device->limbo || device->seen) wait_for_limbo(device); /* large blocks that the runtime's thread has got now */
 }
 
-/* ---- Large blocks ------------------------------------------------------------------------------------------------ */
+/* ---- Large blocks ---------------------------------------------------------------------------------------------- */
 
 #define LARGE        ((size_t)8 << 20) /* bytes, from which on the kernel may take a millisecond to have them back */
 #define MOST_LEAVING 200               /* blocks in the queue, which never makes anybody wait */

@@ -41,7 +41,7 @@ nib_status nib_check_dtype(nib_runtime *rt, const char *operation, nib_dtype dty
   return nib_fail(rt, NIB_INVALID, "%s: dtype: expected a dtype, got %d", operation, (int)dtype);
 }
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+/* ---- Shapes ---------------------------------------------------------------------------------------------------- */
 
 int64_t nib_shape_numel(int32_t ndim, const int64_t *shape) {
   int64_t numel = 1;

@@ -37,7 +37,7 @@ const char *const nib_kernel_names[NIB_KERNEL_COUNT] = {
 uint32_t nib_abi_version(void) { return NIB_ABI_VERSION; }
 const char *nib_version(void) { return NIB_VERSION; }
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+/* ---- Errors ---------------------------------------------------------------------------------------------------- */
 
 nib_status nib_fail(nib_runtime *rt, nib_status status, const char *format, ...) {
   va_list arguments;

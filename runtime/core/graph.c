@@ -1,4 +1,27 @@
-/* Capture and graphs: what is recorded, how streams join, replaying and updating. */
+/* Capture and graphs: what is recorded, how streams join, replaying and updating.
+ *
+ * One capture at a time is open on a device. It begins on a stream, its origin. While it is open, nib_submit records
+ * work instead of queueing it: nib_record adds a node to the capture's plan, with a copy of the parameters, the nodes
+ * that it depends on, and a pin on every storage that it uses. The same happens on every device. On a device that
+ * captures natively (CUDA) the launch goes to the driver as well, whose own capture records it; if the driver refuses,
+ * no node is added.
+ *
+ * Dependencies come from frontiers. A capturing stream's frontier is the set of nodes that its next node depends on;
+ * after a node it is that node alone. An event that is recorded in the capture copies the frontier. A stream that waits
+ * for such an event joins the capture, and the event's nodes join its frontier; nodes that others in it depend on
+ * anyway are left out. Events that belong to no capture, or to another, are refused.
+ *
+ * nib_capture_end demands that the origin's frontier is behind the work of every stream that joined. Then `graphs.end`
+ * ends the driver's capture, whose graph goes to plan->impl, and `graphs.prepare` makes it executable. CUDA updates the
+ * executable graph of the plan that this one replaces, or instantiates a new one. The CPU orders the nodes for its
+ * worker: after their dependencies, but otherwise not as they were recorded, to show dependencies that are missing.
+ *
+ * From then on the plan does not change. A replay queues it as one piece of work: its ticket goes into the uses of the
+ * plan and of all that it pins. nib_capture_end with a graph replaces the graph's plan; the old one is deferred and
+ * lives until its queued replays are done. A capture that fails or is aborted drops its plan, and no work was queued.
+ *
+ * A native capture forbids frees and most waits on its device. So frees wait until it ends (can_destroy in deferred.c),
+ * and waits are refused before they reach the driver (nib_check_not_capturing). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +39,7 @@ static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity
   return true;
 }
 
-/* ---- Plans ------------------------------------------------------------------------------------------------------- */
+/* ---- Plans ----------------------------------------------------------------------------------------------------- */
 
 #define FIRST_CHUNK ((size_t)1024) /* bytes; each is twice as large as the one before, up to */
 #define LAST_CHUNK  ((size_t)65536)
@@ -91,7 +114,7 @@ static bool is_behind(const struct nib_plan *plan, int32_t node, const int32_t *
   return marks[node];
 }
 
-/* ---- Recording --------------------------------------------------------------------------------------------------- */
+/* ---- Recording ------------------------------------------------------------------------------------------------- */
 
 static bool pin(nib_runtime *rt, struct nib_plan *plan, struct nib_storage *storage, bool write) {
   for (int32_t i = 0; i < plan->pin_count; i++)
@@ -179,7 +202,7 @@ void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count) 
   stream->frontier_count = joined;
 }
 
-/* ---- Beginning and ending ---------------------------------------------------------------------------------------- */
+/* ---- Beginning and ending -------------------------------------------------------------------------------------- */
 
 nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   nib_device *device = stream->device;
@@ -324,7 +347,7 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   return NIB_OK;
 }
 
-/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+/* ---- Graphs ---------------------------------------------------------------------------------------------------- */
 
 void nib_graph_release(nib_graph *graph) {
   if (!graph) return;

@@ -5,7 +5,7 @@
 
 #include "core.h"
 
-/* ---- Forks ------------------------------------------------------------------------------------------------------- */
+/* ---- Forks ----------------------------------------------------------------------------------------------------- */
 
 /* A page that the kernel empties in a child, instead of a fork handler: the library installs nothing in the host's
  * process. Every call asks, and the process id, which tells where there is no such page, would take it a system
@@ -39,7 +39,7 @@ nib_status nib_enter(nib_runtime *rt) {
   return NIB_OK;
 }
 
-/* ---- The end ----------------------------------------------------------------------------------------------------- */
+/* ---- The end --------------------------------------------------------------------------------------------------- */
 
 static void free_runtime(nib_runtime *rt) {
   for (int32_t i = 0; i < rt->device_count; i++) {

@@ -12,7 +12,7 @@ uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t 
   return total < MOST ? total : MOST;
 }
 
-/* ---- The limit --------------------------------------------------------------------------------------------------- */
+/* ---- The limit ------------------------------------------------------------------------------------------------- */
 
 /* Forgets loads that are done. */
 static void settle(nib_device *device) {
@@ -76,7 +76,7 @@ nib_status nib_set_limits(nib_runtime *rt, uint64_t memory_cap, uint64_t queued_
   return NIB_OK;
 }
 
-/* ---- Dropping ---------------------------------------------------------------------------------------------------- */
+/* ---- Dropping -------------------------------------------------------------------------------------------------- */
 
 void nib_mark_work(nib_runtime *rt) {
   for (int32_t i = 0; i < rt->device_count; i++)

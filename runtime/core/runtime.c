@@ -101,7 +101,7 @@ void nib_runtime_close(nib_runtime *rt) {
   if (!rt || rt->closed || nib_is_forked(rt))
     return; /* a child has none of the threads, and maybe locks that nobody frees */
   rt->ending = true;
-  /* In steps of all: a device's work may use another's memory. */
+  /* Each step is done for all devices, as the work of one may use the memory of another. */
   int32_t count = rt->devices[0].backend ? rt->device_count : 0;
   for (int32_t i = 0; i < count; i++) finish_work(&rt->devices[i]);
   nib_handle_added(rt);

@@ -1,7 +1,34 @@
-/* Storages: the memory of tensors, where it comes from and whom it goes back to. */
+/* Storages: the memory of tensors, from its allocation to its release.
+ *
+ * A storage is counted. Each tensor holds a reference, so does each graph that uses it (a pin) and each DLPack export.
+ *
+ * Queued work holds no reference. A stream numbers its work: the ticket of the last work is stream->submitted, and the
+ * device says whether it has reached a ticket. When work is queued, nib_submit notes its ticket in the `uses` of each
+ * storage that the work reads or writes: one entry a stream, with the last ticket that reads and the last that writes.
+ * That is enough, as a stream works in order. Room for the entry is reserved before the launch, so that nothing can
+ * fail after it. An old entry never has to be removed: tickets only grow, and a stream, though it is handed out again
+ * after its release, is freed with its runtime.
+ *
+ * With the last reference the storage is deferred (deferred.c). It is destroyed at once if its uses are done and the
+ * device is not in a native capture, during which drivers refuse to free. Otherwise it goes to the device's limbo,
+ * which nib_reap looks through when a storage is created, at a tick and after a wait. So releasing never waits, and
+ * memory is free soon after the last work that uses it. An allocation that finds no memory waits for the limbo's uses
+ * and tries again. A large block of host memory can take the kernel a millisecond to free: one of the runtime's threads
+ * does that. Until it is done the storage is `leaving` and its memory counts as reserved.
+ *
+ * Memory may belong to the host or another library (`foreign`): then `release` is called instead of a free. Memory that
+ * is shared by file descriptor and pinned memory go back to the GPU's driver that gave them.
+ *
+ * nib_runtime_close finishes or drops all work and frees the memory of every storage but those with exports. Tensors
+ * that the host still holds have no data from then on. Exports may outlive the runtime:
+ * - One that comes back on another thread before the close waits in rt->returned; the runtime's thread takes it.
+ * - After the close it is released where it comes back, under the lock of exports. What it released of foreign memory
+ * is told only after the lock is free (rt->gone), because `release` may wait for a thread that wants the lock.
+ * - A GPU stays open while an export needs its driver; rt->lingering counts them, and the last closes the GPUs.
+ * - The runtime's own struct is freed with the last handle or export (rt->handles). */
 #include "core.h"
 
-/* ---- Giving back ------------------------------------------------------------------------------------------------- */
+/* ---- Giving back ----------------------------------------------------------------------------------------------- */
 
 bool nib_storage_free(struct nib_storage *storage) {
   nib_device *device = storage->deferred.device, *pinned_by = storage->pinned_by;
@@ -39,7 +66,7 @@ static enum nib_end storage_destroy(struct nib_deferred *self) {
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
   if (storage->data || storage->foreign || storage->leaving) { /* not when the runtime was closed before */
-    /* With the lock no owner is told: he may wait for somebody who waits for it. */
+    /* `release` is not called with the lock, see above. */
     bool later = rt->closed && storage->foreign;
     if (!later && !storage->leaving) {
       if (!nib_storage_free(storage)) return NIB_LATER;
@@ -89,7 +116,7 @@ void nib_storage_release(struct nib_storage *storage) {
   nib_handle_removed(rt);
 }
 
-/* ---- The lock of exports ----------------------------------------------------------------------------------------- */
+/* ---- The lock of exports --------------------------------------------------------------------------------------- */
 
 void nib_exports_lock(nib_runtime *rt) {
   pthread_mutex_lock(&rt->exports_lock);
@@ -106,7 +133,7 @@ void nib_exports_unlock(nib_runtime *rt) {
   release_all(gone);
 }
 
-/* ---- Making ------------------------------------------------------------------------------------------------------ */
+/* ---- Making ---------------------------------------------------------------------------------------------------- */
 
 static bool over_cap(const nib_device *device, size_t bytes) {
   uint64_t cap = device->runtime->config.memory_cap;

@@ -66,7 +66,7 @@ static nib_status open_stream(nib_device *device, int32_t priority, nib_stream *
   return NIB_OK;
 }
 
-/* ---- Opening a device -------------------------------------------------------------------------------------------- */
+/* ---- Opening a device ------------------------------------------------------------------------------------------ */
 
 nib_status nib_device_open(nib_device *device) {
   if (device->default_stream) return NIB_OK;
@@ -79,7 +79,7 @@ nib_status nib_device_open(nib_device *device) {
   return status;
 }
 
-/* ---- Streams of the host's program ------------------------------------------------------------------------------- */
+/* ---- Streams of the host's program ----------------------------------------------------------------------------- */
 
 nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **out) {
   *out = NULL;
@@ -148,7 +148,7 @@ nib_device *nib_stream_device(const nib_stream *stream) { return stream->device;
 uint64_t nib_stream_id(const nib_stream *stream) { return stream->id; }
 bool nib_stream_is_capturing(const nib_stream *stream) { return stream->capture != NULL; }
 
-/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+/* ---- Checks ---------------------------------------------------------------------------------------------------- */
 
 nib_status nib_check_open(nib_stream *stream, const char *operation) {
   nib_status status = nib_enter(stream->device->runtime);

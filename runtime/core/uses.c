@@ -1,4 +1,4 @@
-/* Uses: which work of which streams reads and writes a storage, an event or a plan. */
+/* Uses: which work of which streams reads and writes a storage, an event or a plan (storage.c tells how). */
 #include "core.h"
 
 /* The streams may be of several devices: pinned memory is the CPU's and used by GPUs. */

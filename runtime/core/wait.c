@@ -1,4 +1,21 @@
-/* Waiting on the calling thread for streams to reach tickets, and the trouble that a wait finds. */
+/* Waiting on the calling thread for streams to reach tickets, and the faults that a wait finds.
+ *
+ * nib_wait waits until a stream has reached a ticket, the timeout is over (NIB_TIMEOUT) or the context is lost
+ * (NIB_LOST, from this and every later call). While the host has set a deadline it waits in slices of a millisecond,
+ * because another thread may change the deadline meanwhile.
+ *
+ * Work that fails does not stop its stream, and is not told by the call that queued it. Two kinds of trouble are kept
+ * until a wait of the host asks:
+ * - A function that the host queued (nib_stream_call) returned an error. The stream keeps the first one.
+ * - A content fault: a kernel met data that its operation refuses. It claims the device's nib_fault record (params.h),
+ *   which lies in memory that both kernels and the host reach, unless an earlier fault is still in it. The record does
+ * not name a stream: any wait on the device finds it.
+ *
+ * Every public wait (synchronize, nib_tensor_wait, the wait of an event) ends with nib_take_trouble, which returns the
+ * trouble as an error, and once: it empties the record, and work goes on. A wait for one stream takes that stream's
+ * error only. Memory that GPUs have copied into belongs to the CPU: a wait for it asks those GPUs too. Waits of the
+ * runtime itself (for room in a queue, for memory, while it packs elements to read them) take nothing, so that the next
+ * wait of the host still finds it. */
 #include <stdio.h>
 
 #include "core.h"
@@ -11,7 +28,7 @@ nib_status nib_check_not_capturing(nib_device *device, const char *operation) {
                   operation, device->info.name);
 }
 
-/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
+/* ---- Waiting --------------------------------------------------------------------------------------------------- */
 
 #define SLICE_US 1000 /* how late it may be seen that another thread has changed the deadline */
 
@@ -64,7 +81,7 @@ nib_status nib_wait_for_cpu(struct nib_storage *storage, bool writes_only, int64
   return NIB_OK;
 }
 
-/* ---- Trouble ----------------------------------------------------------------------------------------------------- */
+/* ---- Trouble --------------------------------------------------------------------------------------------------- */
 
 static nib_status take_fault(nib_device *device) {
   static const struct {

@@ -173,7 +173,7 @@ static void device_close(nib_device *device) {
   nib_free(device->runtime, cuda, sizeof *cuda);
 }
 
-/* ---- The table of functions ----------------------------------------------------------------------------------- */
+/* ---- The table of functions ------------------------------------------------------------------------------------ */
 
 static void stream_retire(nib_stream *stream) { (void)stream; /* an idle one costs nothing */ }
 

@@ -3,9 +3,9 @@
 
 #include "interop.h"
 
-/* ---- Memory of the host ------------------------------------------------------------------------------------------ */
+/* ---- Memory of the host ---------------------------------------------------------------------------------------- */
 
-/* How many bytes the view reaches over. Everything that is asked of a view of somebody else's memory. */
+/* Checks a view of memory that is not nibble's; *bytes: from its first element to its last. */
 static nib_status check_view(nib_runtime *rt, const char *operation, const nib_wrap_desc *desc, size_t *bytes) {
   nib_status status = nib_check_dtype(rt, operation, desc->dtype);
   if (status != NIB_OK) return status;
@@ -83,7 +83,7 @@ nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream) {
   return NIB_OK;
 }
 
-/* ---- Memory by file descriptor ----------------------------------------------------------------------------------- */
+/* ---- Memory by file descriptor --------------------------------------------------------------------------------- */
 
 nib_status nib_check_fds(nib_device *device, const char *operation, void *out) {
   *(void **)out = NULL;

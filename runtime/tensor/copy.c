@@ -34,7 +34,7 @@ static nib_status copy_overlapping(nib_stream *stream, nib_tensor *destination, 
   return status;
 }
 
-/* ---- Copies between devices -------------------------------------------------------------------------------------- */
+/* ---- Copies between devices ------------------------------------------------------------------------------------ */
 
 static bool is_plain(const nib_tensor *destination,
                      const nib_tensor *source) { /* the same elements in the same order */
@@ -164,7 +164,7 @@ static nib_status copy_through_host(nib_stream *to, nib_tensor *destination, nib
   return status;
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------------------------ */
+/* ---- Copies ---------------------------------------------------------------------------------------------------- */
 
 /* The source as a view of the destination's shape, which holds no reference of its own. */
 static nib_status check_copy(nib_tensor *destination, nib_tensor *source, nib_tensor *view) {

@@ -148,7 +148,7 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
 nib_status nib_fetch(nib_tensor *tensor, void *data, size_t bytes) {
   nib_runtime *rt = nib_tensor_runtime(tensor);
   void (*observe)(void *user, const nib_observation *observation) = rt->observe;
-  rt->observe = NULL; /* how the elements come here is nobody's affair */
+  rt->observe = NULL; /* the copies that this takes are not the host's work */
   nib_status status = fetch(tensor, data, bytes);
   rt->observe = observe;
   return status;

@@ -35,7 +35,7 @@ nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number va
   return nib_launch(stream, "tensor:fill", NIB_KERNEL_FILL, &params, sizeof params, &access, 1);
 }
 
-/* ---- Sequences and random values --------------------------------------------------------------------------------- */
+/* ---- Sequences and random values ------------------------------------------------------------------------------- */
 
 static nib_status check_sequence(nib_stream *stream, const char *operation, nib_tensor *tensor) {
   nib_runtime *rt = stream->device->runtime;

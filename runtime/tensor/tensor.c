@@ -100,7 +100,7 @@ bool nib_tensor_same_view(const nib_tensor *a, const nib_tensor *b) {
          memcmp(a->stride, b->stride, sizeof *a->stride * (size_t)a->ndim) == 0;
 }
 
-/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+/* ---- Checks ---------------------------------------------------------------------------------------------------- */
 
 nib_status nib_check_destination(const char *operation, const char *name, const nib_tensor *tensor) {
   char text[NIB_DESCRIPTION];

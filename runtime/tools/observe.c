@@ -17,7 +17,7 @@ void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib
   rt->observe_user = user;
 }
 
-/* ---- Peeking ----------------------------------------------------------------------------------------------------- */
+/* ---- Peeking --------------------------------------------------------------------------------------------------- */
 
 /* What is found goes to the front of the device's list: who looks, looks at the same few again and again, or at the
  * newest, and what else lives does not make that slower. */

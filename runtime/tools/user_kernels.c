@@ -74,7 +74,7 @@ size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index)
   return index >= 0 && index < kernel->layout.count ? kernel->layout.bytes[index] : 0;
 }
 
-/* ---- Launching --------------------------------------------------------------------------------------------------- */
+/* ---- Launching ------------------------------------------------------------------------------------------------- */
 
 /* Before the driver sees it, which would call a capture invalid. The limits are those of every GPU that CUDA still
  * knows. */
@@ -152,8 +152,7 @@ nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *ker
   nib_access accesses[NIB_MAX_ARGUMENTS];
   for (int32_t i = 0; status == NIB_OK && i < desc->argument_count; i++) {
     nib_tensor *tensor = desc->arguments[i].tensor;
-    accesses[i] =
-      (nib_access){ .tensor = tensor, .write = true }; /* what a kernel does with a pointer is its own affair */
+    accesses[i] = (nib_access){ .tensor = tensor, .write = true }; /* nobody knows what the kernel does with it */
     if (tensor && nib_tensor_device(tensor) != device)
       status = nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected tensors on %s, got one on %s as argument %lld",
                         device->info.name, nib_tensor_device(tensor)->info.name, (long long)i + rt->config.index_base);
