@@ -1,4 +1,5 @@
 /* The clock, and the deadline of the host. */
+#define _POSIX_C_SOURCE 200809L
 #include <time.h>
 
 #include "core.h"

@@ -7,12 +7,14 @@
 
 static struct nib_cuda_stream *stream_of(const nib_stream *stream) { return stream->impl; }
 
+enum nib_cuda_call_state { CALL_QUEUED, CALL_RUNNING, CALL_DONE, CALL_DROPPED };
+
 struct nib_cuda_call {
   struct nib_cuda_call *next;
   struct nib_cuda_stream *stream;
   nib_status (*function)(void *user);
   void *user;
-  enum { CALL_QUEUED, CALL_RUNNING, CALL_DONE, CALL_DROPPED } state; /* atomic */
+  enum nib_cuda_call_state state; /* atomic */
 };
 
 /* ---- Points ---------------------------------------------------------------------------------------------------- */
@@ -171,7 +173,7 @@ void nib_cuda_stream_unwrap(nib_stream *stream) {
 /* At the end of its stream. After a loss of the context a function may still run, on whose return the caller waits; one
  * that did not begin is not called any more, but as long as the driver has the pointer to it, that memory stays. */
 static bool call_ended(struct nib_cuda_call *call) {
-  int queued = CALL_QUEUED;
+  enum nib_cuda_call_state queued = CALL_QUEUED;
   if (__atomic_compare_exchange_n(&call->state, &queued, CALL_DROPPED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
     return false;
   while (__atomic_load_n(&call->state, __ATOMIC_ACQUIRE) != CALL_DONE)
@@ -267,7 +269,7 @@ nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
 /* On a thread of the driver. */
 static void run_call(void *argument) {
   struct nib_cuda_call *call = argument;
-  int queued = CALL_QUEUED;
+  enum nib_cuda_call_state queued = CALL_QUEUED;
   if (!__atomic_compare_exchange_n(&call->state, &queued, CALL_RUNNING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
     return;
   nib_status status = call->function(call->user), none = NIB_OK;
