@@ -123,6 +123,41 @@ for _, info in ipairs(nibble.devices()) do
   if info.available and info.name ~= nibble.device() then elsewhere = info.name end
 end
 
+describe("the descriptions in nibble.operations #quick", function()
+  local file <close> = assert(io.open((debug.getinfo(1, "S").source:match("^@(.-)spec/kernels/[^/]*$") or "")
+    .. "bindings/lua/nibble/meta.lua"))
+  local declared = file:read("a")
+
+  it("are those of every operation of the module, and of no other", function()
+    local found, described = {}, {}
+    for _, module in ipairs { "page", "quantization", "mla" } do
+      for name in pairs(nibble[module]) do found[#found + 1] = module .. "." .. name end
+    end
+    for i, op in ipairs(operations) do described[i] = op.name end
+    table.sort(found)
+    table.sort(described)
+    assert.same(found, described)
+  end)
+
+  for _, op in ipairs(operations) do
+    it("have the declared parameters in their order: " .. op.name, function()
+      local at, _, list = declared:find("\nfunction nibble%." .. op.name:gsub("%p", "%%%0") .. "%((.-)%)")
+      local comment = declared:sub(1, at):match(".*\n\n(.*)")
+      local names = {}
+      for name in list:gmatch("[%w_]+") do names[#names + 1] = name ~= "opts" and name or nil end
+      for i, p in ipairs(op.parameters) do
+        if names[i] then
+          assert.equal(names[i], p.name)
+        else
+          assert.is_true(p.option)
+          assert.truthy(comment:find("@param opts%? [^\n]*%f[%w_]" .. p.name .. "%?:"), p.name)
+        end
+      end
+      assert.is_true(#names <= #op.parameters)
+    end)
+  end
+end)
+
 for _, op in ipairs(operations) do
   describe(op.name .. ", generated #quick", function()
     local layouts = op.layout and { op.layout } or { "NHD", "HND" }
