@@ -31,6 +31,8 @@ struct nib_work {
   nib_module *module;
   void *function;
   uint32_t grid[3], block[3], shared_bytes;
+  const nib_attribute *attributes; /* what observers are told beside the tensors; good during the call */
+  int32_t attribute_count;
 };
 
 /* Where a user kernel's parameters lie in its argument buffer; count -1: the driver cannot tell. */

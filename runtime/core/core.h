@@ -375,6 +375,23 @@ void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count);
 void nib_capture_close(nib_device *device); /* ends an open capture without a result */
 
 /* ---- work.c ---- */
+/* A number that observers are told, by its parameter's name. */
+static inline nib_attribute nib_attribute_integer(const char *name, int64_t value) {
+  return (nib_attribute){ name, NIB_ATTRIBUTE_INTEGER, value, 0 };
+}
+static inline nib_attribute nib_attribute_boolean(const char *name, bool value) {
+  return (nib_attribute){ name, NIB_ATTRIBUTE_BOOLEAN, value, 0 };
+}
+static inline nib_attribute nib_attribute_real(const char *name, double value) {
+  return (nib_attribute){ name, NIB_ATTRIBUTE_REAL, 0, value };
+}
+static inline nib_attribute nib_attribute_single(const char *name, float value) { /* whatever the thread flushes */
+  return nib_attribute_real(name, nib_element_to_number(NIB_FLOAT32, &value).real);
+}
+/* A kernel of ours with its params. */
+#define NIB_WORK(symbol, given)                                                                     \
+  .name = nib_kernel_names[NIB_KERNEL_##symbol], .kernel = NIB_KERNEL_##symbol, .params = &(given), \
+  .bytes = sizeof(given)
 /* Queues a kernel on the stream, or records it when the stream captures. `operation` is for messages. */
 nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params,
                       size_t bytes, const nib_access *accesses, int32_t access_count);

@@ -11,81 +11,8 @@ void nib_tell(nib_runtime *rt, const nib_observation *observation) {
   rt->observe(rt->observe_user, &timed);
 }
 
-static nib_attribute integer(const char *name, int64_t value) {
-  return (nib_attribute){ name, NIB_ATTRIBUTE_INTEGER, value, 0 };
-}
-static nib_attribute boolean(const char *name, bool value) {
-  return (nib_attribute){ name, NIB_ATTRIBUTE_BOOLEAN, value, 0 };
-}
-static nib_attribute real(const char *name, double value) {
-  return (nib_attribute){ name, NIB_ATTRIBUTE_REAL, 0, value };
-}
-
-static nib_attribute single(const char *name, const float *value) {
-  return real(name, nib_element_to_number(NIB_FLOAT32, value).real);
-}
-
-static nib_attribute number(const char *name, nib_number value) {
-  return value.is_float ? real(name, value.real) : integer(name, value.integer);
-}
-
-static int32_t attributes_of(const struct nib_work *work, nib_attribute *out) {
-  int32_t count = 0;
-  switch (work->kernel) {
-  case NIB_KERNEL_APPEND: {
-    const struct nib_append_params *params = work->params;
-    if (!params->k_scale.pointer) out[count++] = single("k_scale", &params->k_scale.value);
-    if (!params->v_scale.pointer) out[count++] = single("v_scale", &params->v_scale.value);
-    break;
-  }
-  case NIB_KERNEL_MATERIALIZE: {
-    const struct nib_materialize_params *params = work->params;
-    out[count++] = integer("max_kv_len", params->max_kv_len);
-    break;
-  }
-  case NIB_KERNEL_ROPE_INSERT: {
-    const struct nib_rope_insert_params *params = work->params;
-    out[count++] = boolean("apply_q_rope", params->q && params->rotate_q);
-    out[count++] = integer("compress_ratio", params->compress_ratio);
-    break;
-  }
-  case NIB_KERNEL_SWIZZLE: {
-    const struct nib_swizzle_params *params = work->params;
-    out[count++] = boolean("inverse", params->inverse);
-    break;
-  }
-  case NIB_KERNEL_QUANTIZE_CACHE: {
-    const struct nib_quantize_cache_params *params = work->params;
-    if (!params->global_sf.pointer && !params->amax) out[count++] = single("global_sf", &params->global_sf.value);
-    break;
-  }
-  case NIB_KERNEL_FILL: {
-    const struct nib_fill_params *params = work->params;
-    out[count++] = number("value", nib_element_to_number((nib_dtype)params->type, &params->bits));
-    break;
-  }
-  case NIB_KERNEL_ARANGE: {
-    const struct nib_arange_params *params = work->params;
-    out[count++] = params->is_float ? real("start", params->start_real) : integer("start", params->start);
-    out[count++] = params->is_float ? real("step", params->step_real) : integer("step", params->step);
-    break;
-  }
-  case NIB_KERNEL_RANDOM: {
-    const struct nib_random_params *params = work->params;
-    out[count++] = integer("seed", (int64_t)params->seed);
-    if (params->kind != NIB_RANDOM_INTEGER) break;
-    out[count++] = integer("low", params->low);
-    out[count++] = integer("range", (int64_t)params->range);
-    break;
-  }
-  default: break;
-  }
-  return count;
-}
-
 void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
                    int32_t access_count, int32_t node) {
-  nib_attribute attributes[NIB_MAX_ATTRIBUTES];
   nib_observation observation = {
     .kind = NIB_OBSERVED_WORK,
     .operation = operation,
@@ -96,9 +23,9 @@ void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_w
     .node = node,
     .accesses = accesses,
     .access_count = access_count,
-    .attributes = attributes,
+    .attributes = work->attributes,
+    .attribute_count = work->attribute_count,
   };
-  observation.attribute_count = attributes_of(work, attributes);
   if (node >= 0) {
     observation.capture = stream->capture->id;
     observation.deps = stream->capture->plan->nodes[node].deps;

@@ -8,14 +8,14 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   if (!desc) return c.status;
   nib_check_layout(&c, "kv_layout", desc->kv_layout);
   const nib_tensor *key = desc->append_key, *value = desc->append_value, *slots = desc->slot_mapping;
-  nib_check_tensor(&c, "append_key", key, NIB_HALVES, 3, NULL, "[rows, num_kv_heads, head_dim]");
+  nib_check_tensor(&c, NIB_IN, "append_key", key, NIB_HALVES, 3, NULL, "[rows, num_kv_heads, head_dim]");
   if (c.status != NIB_OK) return c.status;
   nib_check_multiple(&c, "append_key", "head_dim", key->shape[2], 16);
   nib_check_last_contiguous(&c, "append_key", key);
-  nib_check_tensor(&c, "append_value", value, NIB_BIT(key->dtype), 3, key->shape,
+  nib_check_tensor(&c, NIB_IN, "append_value", value, NIB_BIT(key->dtype), 3, key->shape,
                    "[rows, num_kv_heads, head_dim], as append_key");
   if (c.status == NIB_OK) nib_check_last_contiguous(&c, "append_value", value);
-  nib_check_tensor(&c, "slot_mapping", slots, NIB_INDICES, 1, NULL, "[nnz]");
+  nib_check_tensor(&c, NIB_IN, "slot_mapping", slots, NIB_INDICES, 1, NULL, "[nnz]");
   if (c.status == NIB_OK && slots->shape[0] > key->shape[0])
     nib_check_fail(&c, "slot_mapping", "expected at most as many slots as rows (%lld), got %lld",
                    (long long)key->shape[0], (long long)slots->shape[0]);
@@ -29,29 +29,16 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   if (desc->kv_cache_sf.stacked) nib_check_output(&c, "kv_cache_sf", desc->kv_cache_sf.stacked);
   if (c.status != NIB_OK) return c.status;
   struct nib_append_params params = {
-    .k_cache = nib_check_paged(&c, "paged_kv_cache (K)", &k, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &width, true),
-    .v_cache = nib_check_paged(&c, "paged_kv_cache (V)", &v, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &width, true),
-    .k_sf = nib_check_paged(&c, "kv_cache_sf (K)", &k_sf, NIB_SCALES, desc->kv_layout, &pool, &blocks, true),
-    .v_sf = nib_check_paged(&c, "kv_cache_sf (V)", &v_sf, NIB_SCALES, desc->kv_layout, &pool, &blocks, true),
+    .k_cache =
+      nib_check_paged(&c, NIB_OUT, "paged_kv_cache (K)", &k, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &width),
+    .v_cache =
+      nib_check_paged(&c, NIB_OUT, "paged_kv_cache (V)", &v, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &width),
+    .k_sf = nib_check_paged(&c, NIB_OUT, "kv_cache_sf (K)", &k_sf, NIB_SCALES, desc->kv_layout, &pool, &blocks),
+    .v_sf = nib_check_paged(&c, NIB_OUT, "kv_cache_sf (V)", &v_sf, NIB_SCALES, desc->kv_layout, &pool, &blocks),
   };
-  const struct {
-    const char *name;
-    const nib_tensor *tensor;
-  } outputs[] = { { "paged_kv_cache (K)", &k },
-                  { "paged_kv_cache (V)", &v },
-                  { "kv_cache_sf (K)", &k_sf },
-                  { "kv_cache_sf (V)", &v_sf } };
-  for (int i = 0; i < 4; i++) {
-    for (int j = 0; j < i; j++)
-      nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, outputs[j].name, outputs[j].tensor);
-    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "append_key", key);
-    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "append_value", value);
-    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "slot_mapping", slots);
-    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "k_scale", desc->k_scale.tensor);
-    nib_check_disjoint(&c, outputs[i].name, outputs[i].tensor, "v_scale", desc->v_scale.tensor);
-  }
   params.k_scale = nib_check_scale(&c, "k_scale", &desc->k_scale);
   params.v_scale = nib_check_scale(&c, "v_scale", &desc->v_scale);
+  nib_check_overlaps(&c);
   if (c.status != NIB_OK) return c.status;
 
   params.key = nib_tensor_data(key);
@@ -69,13 +56,5 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   params.type = (int32_t)key->dtype;
   params.fault = stream->device->fault;
   if (params.rows == 0 || params.heads == 0 || params.num_pages == 0) return NIB_OK;
-  const char *layout = nib_layout_name(desc->kv_layout);
-  const nib_access accesses[] = {
-    { desc->append_key, false, "append_key", NULL },     { desc->append_value, false, "append_value", NULL },
-    { desc->slot_mapping, false, "slot_mapping", NULL }, { desc->k_scale.tensor, false, "k_scale", NULL },
-    { desc->v_scale.tensor, false, "v_scale", NULL },    { &k, true, "paged_kv_cache (K)", layout },
-    { &v, true, "paged_kv_cache (V)", layout },          { &k_sf, true, "kv_cache_sf (K)", layout },
-    { &v_sf, true, "kv_cache_sf (V)", layout },
-  };
-  return nib_launch(stream, c.operation, NIB_KERNEL_APPEND, &params, sizeof params, accesses, 9);
+  return NIB_CHECK_LAUNCH(&c, APPEND, params);
 }

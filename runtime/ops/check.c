@@ -8,7 +8,7 @@
 #include "../core/floats.h"
 
 struct nib_check nib_check_begin(nib_stream *stream, enum nib_operation operation) {
-  struct nib_check c = { stream, stream->device->runtime, nib_operation_names[operation], NIB_OK };
+  struct nib_check c = { .stream = stream, .rt = stream->device->runtime, .operation = nib_operation_names[operation] };
   c.status = nib_check_stream(stream, c.operation);
   return c;
 }
@@ -38,8 +38,52 @@ static const char *dtype_names(unsigned dtypes, char *text, size_t size) {
   return text;
 }
 
-void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes,
-                      int32_t ndim, const int64_t *shape, const char *meaning) {
+void nib_check_operand(struct nib_check *c, enum nib_role role, const char *parameter, const nib_tensor *tensor,
+                       const char *layout) {
+  if (c->status != NIB_OK) return;
+  if (c->access_count == NIB_MOST_OPERANDS)
+    nib_check_fail(c, parameter, "expected at most %d tensors, got more", NIB_MOST_OPERANDS);
+  else c->accesses[c->access_count++] = (nib_access){ tensor, role == NIB_OUT, parameter, layout };
+}
+
+void nib_check_untouched(struct nib_check *c, const nib_tensor *tensor) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < c->access_count; i++)
+    if (c->accesses[i].tensor != tensor) c->accesses[count++] = c->accesses[i];
+  c->access_count = count;
+}
+
+void nib_check_number(struct nib_check *c, nib_attribute attribute) {
+  if (c->status == NIB_OK && c->attribute_count < NIB_MAX_ATTRIBUTES) c->attributes[c->attribute_count++] = attribute;
+}
+
+static void check_disjoint(struct nib_check *c, const nib_access *output, const nib_access *other) {
+  char have[NIB_DESCRIPTION];
+  if (output->tensor->storage != other->tensor->storage) return;
+  if (output->tensor == other->tensor && output->parameter == other->parameter) return; /* in place */
+  if (nib_tensor_numel(output->tensor) > 0 && nib_tensor_numel(other->tensor) > 0 &&
+      nib_tensor_overlaps(output->tensor, other->tensor))
+    nib_check_fail(c, output->parameter, "expected a tensor that does not overlap %s, got one that does (%s)",
+                   other->parameter, nib_describe(output->tensor, have, sizeof have));
+}
+
+void nib_check_overlaps(struct nib_check *c) {
+  for (int32_t i = 0; i < c->access_count; i++) {
+    if (!c->accesses[i].write) continue;
+    for (int32_t k = 0; c->status == NIB_OK && k < c->access_count; k++)
+      if (k < i || (k > i && !c->accesses[k].write)) check_disjoint(c, &c->accesses[i], &c->accesses[k]);
+  }
+}
+
+nib_status nib_check_launch(struct nib_check *c, const struct nib_work *work) {
+  struct nib_work own = *work;
+  own.attributes = c->attributes;
+  own.attribute_count = c->attribute_count;
+  return nib_submit(c->stream, c->operation, &own, c->accesses, c->access_count);
+}
+
+static void check_tensor(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes,
+                         int32_t ndim, const int64_t *shape, const char *meaning) {
   char names[96], want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];
   if (c->status != NIB_OK) return;
   if (!tensor) {
@@ -63,6 +107,12 @@ void nib_check_tensor(struct nib_check *c, const char *parameter, const nib_tens
     if (shape[i] >= 0) wanted.shape[i] = shape[i];
   nib_check_fail(c, parameter, "expected %s for %s, got %s", nib_describe(&wanted, want, sizeof want), meaning,
                  nib_describe(tensor, have, sizeof have));
+}
+
+void nib_check_tensor(struct nib_check *c, enum nib_role role, const char *parameter, const nib_tensor *tensor,
+                      unsigned dtypes, int32_t ndim, const int64_t *shape, const char *meaning) {
+  check_tensor(c, parameter, tensor, dtypes, ndim, shape, meaning);
+  nib_check_operand(c, role, parameter, tensor, NULL);
 }
 
 static const char *describe_strides(const nib_tensor *tensor, char *text, size_t size) {
@@ -96,15 +146,6 @@ void nib_check_output(struct nib_check *c, const char *parameter, const nib_tens
                  describe_strides(tensor, have, sizeof have));
 }
 
-void nib_check_disjoint(struct nib_check *c, const char *parameter, const nib_tensor *tensor, const char *other_name,
-                        const nib_tensor *other) {
-  char have[NIB_DESCRIPTION];
-  if (c->status != NIB_OK || !other || tensor->storage != other->storage) return;
-  if (nib_tensor_numel(tensor) > 0 && nib_tensor_numel(other) > 0 && nib_tensor_overlaps(tensor, other))
-    nib_check_fail(c, parameter, "expected a tensor that does not overlap %s, got one that does (%s)", other_name,
-                   nib_describe(tensor, have, sizeof have));
-}
-
 void nib_check_multiple(struct nib_check *c, const char *parameter, const char *what, int64_t value, int64_t factor) {
   if (c->status != NIB_OK || (value > 0 && value % factor == 0)) return;
   if (factor == 1) nib_check_fail(c, parameter, "expected a positive %s, got %lld", what, (long long)value);
@@ -122,19 +163,21 @@ struct nib_axes nib_layout_axes(nib_layout layout) {
   return layout == NIB_HND ? (struct nib_axes){ .token = 2, .head = 1 } : (struct nib_axes){ .token = 1, .head = 2 };
 }
 
-struct nib_paged nib_check_paged(struct nib_check *c, const char *parameter, const nib_tensor *tensor, unsigned dtypes,
-                                 nib_layout layout, struct nib_pool *pool, int64_t *width, bool output) {
+struct nib_paged nib_check_paged(struct nib_check *c, enum nib_role role, const char *parameter,
+                                 const nib_tensor *tensor, unsigned dtypes, nib_layout layout, struct nib_pool *pool,
+                                 int64_t *width) {
   struct nib_axes axes = nib_layout_axes(layout);
   struct nib_paged paged = { 0 };
   int64_t shape[4] = { pool->pages, -1, -1, *width };
   shape[axes.token] = pool->tokens;
   shape[axes.head] = pool->heads;
-  nib_check_tensor(c, parameter, tensor, dtypes, 4, shape,
-                   layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, X] (HND)"
-                                     : "[num_pages, page_size, num_kv_heads, X] (NHD)");
+  check_tensor(c, parameter, tensor, dtypes, 4, shape,
+               layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, X] (HND)"
+                                 : "[num_pages, page_size, num_kv_heads, X] (NHD)");
   if (c->status != NIB_OK) return paged;
   nib_check_last_contiguous(c, parameter, tensor);
-  if (output) nib_check_output(c, parameter, tensor);
+  if (role == NIB_OUT) nib_check_output(c, parameter, tensor);
+  nib_check_operand(c, role, parameter, tensor, nib_layout_name(layout));
   pool->pages = tensor->shape[0];
   pool->tokens = tensor->shape[axes.token];
   pool->heads = tensor->shape[axes.head];
@@ -195,7 +238,7 @@ void nib_check_scalar_tensor(struct nib_check *c, const char *parameter, const n
   if (tensor->dtype != NIB_FLOAT32 || nib_tensor_numel(tensor) != 1)
     nib_check_fail(c, parameter, "expected a float32 tensor of one element, got %s",
                    nib_describe(tensor, have, sizeof have));
-  else nib_check_tensor(c, parameter, tensor, NIB_BIT(NIB_FLOAT32), tensor->ndim, NULL, "");
+  else nib_check_tensor(c, NIB_IN, parameter, tensor, NIB_BIT(NIB_FLOAT32), tensor->ndim, NULL, "");
 }
 
 struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, const nib_scale_source *source) {
@@ -214,7 +257,10 @@ struct nib_scale nib_check_scale(struct nib_check *c, const char *parameter, con
   NIB_OPAQUE(valid);
   NIB_OPAQUE(scale.value);
   nib_floats_leave(&floats);
-  if (valid && !c->stream->capture) return scale;
+  if (valid && !c->stream->capture) {
+    nib_check_number(c, nib_attribute_single(parameter, scale.value));
+    return scale;
+  }
   char got[32];
   nib_format_real(got, sizeof got, "%.9g", value);
   if (!valid) nib_check_fail(c, parameter, "expected a positive finite float32 value, got %s", got);

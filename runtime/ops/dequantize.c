@@ -3,7 +3,7 @@
 
 static void check_output(struct nib_check *c, const char *parameter, const nib_tensor *output, unsigned dtypes,
                          const int64_t *shape) {
-  nib_check_tensor(c, parameter, output, dtypes, 4, shape, "[batch, max_seq_len, num_kv_heads, head_dim]");
+  nib_check_tensor(c, NIB_OUT, parameter, output, dtypes, 4, shape, "[batch, max_seq_len, num_kv_heads, head_dim]");
   if (c->status == NIB_OK) nib_check_contiguous(c, parameter, output);
 }
 
@@ -21,22 +21,22 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
   int64_t k_width = -1, v_width = -1;
   struct nib_dequantize_params params = {
     .k_cache =
-      nib_check_paged(&c, "paged_kv_cache (K)", &k, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &k_width, false),
+      nib_check_paged(&c, NIB_IN, "paged_kv_cache (K)", &k, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &k_width),
     .v_cache =
-      nib_check_paged(&c, "paged_kv_cache (V)", &v, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &v_width, false),
+      nib_check_paged(&c, NIB_IN, "paged_kv_cache (V)", &v, NIB_BIT(NIB_UINT8), desc->kv_layout, &pool, &v_width),
   };
   nib_check_multiple(&c, "paged_kv_cache (K)", "head_dim", k_width * 2, 16);
   nib_check_multiple(&c, "paged_kv_cache (V)", "head_dim", v_width * 2, 16);
   int64_t k_blocks = k_width / 8, v_blocks = v_width / 8;
-  params.k_sf = nib_check_paged(&c, "kv_cache_sf (K)", &k_sf, NIB_SCALES, desc->kv_layout, &pool, &k_blocks, false);
-  params.v_sf = nib_check_paged(&c, "kv_cache_sf (V)", &v_sf, NIB_SCALES, desc->kv_layout, &pool, &v_blocks, false);
+  params.k_sf = nib_check_paged(&c, NIB_IN, "kv_cache_sf (K)", &k_sf, NIB_SCALES, desc->kv_layout, &pool, &k_blocks);
+  params.v_sf = nib_check_paged(&c, NIB_IN, "kv_cache_sf (V)", &v_sf, NIB_SCALES, desc->kv_layout, &pool, &v_blocks);
 
   const nib_tensor *tables = desc->block_tables, *lengths = desc->seq_lens, *out_k = desc->output_k,
                    *out_v = desc->output_v;
-  nib_check_tensor(&c, "block_tables", tables, NIB_INDICES, 2, NULL, "[batch, max_pages_per_request]");
+  nib_check_tensor(&c, NIB_IN, "block_tables", tables, NIB_INDICES, 2, NULL, "[batch, max_pages_per_request]");
   if (c.status != NIB_OK) return c.status;
   int64_t batch = tables->shape[0];
-  nib_check_tensor(&c, "seq_lens", lengths, NIB_BIT(NIB_INT32), 1, &batch, "[batch]");
+  nib_check_tensor(&c, NIB_IN, "seq_lens", lengths, NIB_BIT(NIB_INT32), 1, &batch, "[batch]");
   nib_check_scalar_tensor(&c, "k_scale", desc->k_scale);
   nib_check_scalar_tensor(&c, "v_scale", desc->v_scale);
   check_output(&c, "output_k", out_k, NIB_HALVES, (int64_t[]){ batch, -1, pool.heads, k_width * 2 });
@@ -45,17 +45,7 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
   check_output(&c, "output_v", out_v, NIB_BIT(out_k->dtype),
                (int64_t[]){ batch, max_seq_len, pool.heads, v_width * 2 });
   if (c.status != NIB_OK) return c.status;
-  nib_check_disjoint(&c, "output_v", out_v, "output_k", out_k);
-  const struct {
-    const char *name;
-    const nib_tensor *tensor;
-  } inputs[] = { { "paged_kv_cache (K)", &k }, { "paged_kv_cache (V)", &v }, { "kv_cache_sf (K)", &k_sf },
-                 { "kv_cache_sf (V)", &v_sf }, { "block_tables", tables },   { "seq_lens", lengths },
-                 { "k_scale", desc->k_scale }, { "v_scale", desc->v_scale } };
-  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
-    nib_check_disjoint(&c, "output_k", out_k, inputs[i].name, inputs[i].tensor);
-    nib_check_disjoint(&c, "output_v", out_v, inputs[i].name, inputs[i].tensor);
-  }
+  nib_check_overlaps(&c);
   int64_t columns = max_seq_len / pool.tokens + (max_seq_len % pool.tokens != 0);
   if (tables->shape[1] < columns)
     nib_check_fail(&c, "block_tables",
@@ -79,13 +69,5 @@ nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *g
   params.num_pages = pool.pages;
   params.type = (int32_t)out_k->dtype;
   if (batch == 0 || max_seq_len == 0 || pool.heads == 0 || pool.pages == 0) return NIB_OK;
-  const char *layout = nib_layout_name(desc->kv_layout);
-  const nib_access accesses[] = {
-    { &k, false, "paged_kv_cache (K)", layout },         { &v, false, "paged_kv_cache (V)", layout },
-    { &k_sf, false, "kv_cache_sf (K)", layout },         { &v_sf, false, "kv_cache_sf (V)", layout },
-    { desc->block_tables, false, "block_tables", NULL }, { desc->seq_lens, false, "seq_lens", NULL },
-    { desc->k_scale, false, "k_scale", NULL },           { desc->v_scale, false, "v_scale", NULL },
-    { desc->output_k, true, "output_k", NULL },          { desc->output_v, true, "output_v", NULL },
-  };
-  return nib_launch(stream, c.operation, NIB_KERNEL_DEQUANTIZE, &params, sizeof params, accesses, 10);
+  return NIB_CHECK_LAUNCH(&c, DEQUANTIZE, params);
 }

@@ -11,23 +11,25 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
   struct nib_pool pool = { -1, -1, -1 };
   int64_t width = -1;
   struct nib_materialize_params params = {
-    .k_cache = nib_check_paged(&c, "k_cache", desc->k_cache, NIB_BIT(NIB_UINT8), NIB_HND, &pool, &width, false),
-    .v_cache = nib_check_paged(&c, "v_cache", desc->v_cache, NIB_BIT(NIB_UINT8), NIB_HND, &pool, &width, false),
+    .k_cache = nib_check_paged(&c, NIB_IN, "k_cache", desc->k_cache, NIB_BIT(NIB_UINT8), NIB_HND, &pool, &width),
+    .v_cache = nib_check_paged(&c, NIB_IN, "v_cache", desc->v_cache, NIB_BIT(NIB_UINT8), NIB_HND, &pool, &width),
   };
   nib_check_multiple(&c, "k_cache", "head_dim", width * 2, 64);
   nib_check_multiple(&c, "k_cache", "page_size", pool.tokens, 4);
   int64_t blocks = width / 8;
-  params.k_sf = nib_check_paged(&c, "k_block_scales", desc->k_block_scales, NIB_SCALES, NIB_HND, &pool, &blocks, false);
-  params.v_sf = nib_check_paged(&c, "v_block_scales", desc->v_block_scales, NIB_SCALES, NIB_HND, &pool, &blocks, false);
+  params.k_sf =
+    nib_check_paged(&c, NIB_IN, "k_block_scales", desc->k_block_scales, NIB_SCALES, NIB_HND, &pool, &blocks);
+  params.v_sf =
+    nib_check_paged(&c, NIB_IN, "v_block_scales", desc->v_block_scales, NIB_SCALES, NIB_HND, &pool, &blocks);
 
   const nib_tensor *tables = desc->block_tables, *lengths = desc->seq_lens, *indptr = desc->kv_page_indptr;
-  nib_check_tensor(&c, "block_tables", tables, NIB_BIT(NIB_INT32), desc->split_kv_indices ? 3 : 2,
+  nib_check_tensor(&c, NIB_IN, "block_tables", tables, NIB_BIT(NIB_INT32), desc->split_kv_indices ? 3 : 2,
                    (int64_t[]){ -1, desc->split_kv_indices ? 2 : -1, -1 },
                    desc->split_kv_indices ? "[batch, 2, max_num_pages] (K and V have indices of their own)"
                                           : "[batch, max_num_pages]");
   if (c.status != NIB_OK) return c.status;
   int64_t batch = tables->shape[0], columns = tables->shape[tables->ndim - 1];
-  nib_check_tensor(&c, "seq_lens", lengths, NIB_BIT(NIB_INT32), 1, &batch, "[batch]");
+  nib_check_tensor(&c, NIB_IN, "seq_lens", lengths, NIB_BIT(NIB_INT32), 1, &batch, "[batch]");
   if (c.status == NIB_OK && (desc->max_kv_len < 0 || desc->max_kv_len > INT32_MAX))
     nib_check_fail(&c, "max_kv_len", "expected 0..2147483647, got %lld", (long long)desc->max_kv_len);
   if (c.status != NIB_OK) return c.status;
@@ -39,7 +41,8 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
   if (c.status != NIB_OK) return c.status; /* what follows computes with numbers that are not too large */
   int64_t num_pages = batch * max_pages;
   if (indptr) {
-    nib_check_tensor(&c, "kv_page_indptr", indptr, NIB_BIT(NIB_INT32), 1, (int64_t[]){ batch + 1 }, "[batch + 1]");
+    nib_check_tensor(&c, NIB_IN, "kv_page_indptr", indptr, NIB_BIT(NIB_INT32), 1, (int64_t[]){ batch + 1 },
+                     "[batch + 1]");
     if (!desc->has_num_pages)
       nib_check_fail(&c, "num_pages", "expected the number of pages (kv_page_indptr's last element), got none");
     num_pages = desc->num_pages;
@@ -54,16 +57,10 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
   if (c.status != NIB_OK) return c.status;
   int64_t shape[] = { num_pages + 1, 2, pool.heads, pool.tokens, width * 2 };
   if (desc->out) {
-    nib_check_tensor(&c, "out", desc->out, NIB_BIT(NIB_FLOAT8_E4M3FN), 5, shape,
+    nib_check_tensor(&c, NIB_OUT, "out", desc->out, NIB_BIT(NIB_FLOAT8_E4M3FN), 5, shape,
                      "[num_pages + 1, 2, num_kv_heads, page_size, head_dim]");
     if (c.status == NIB_OK) nib_check_contiguous(&c, "out", desc->out);
-    nib_check_disjoint(&c, "out", desc->out, "k_cache", desc->k_cache);
-    nib_check_disjoint(&c, "out", desc->out, "v_cache", desc->v_cache);
-    nib_check_disjoint(&c, "out", desc->out, "k_block_scales", desc->k_block_scales);
-    nib_check_disjoint(&c, "out", desc->out, "v_block_scales", desc->v_block_scales);
-    nib_check_disjoint(&c, "out", desc->out, "block_tables", tables);
-    nib_check_disjoint(&c, "out", desc->out, "seq_lens", lengths);
-    nib_check_disjoint(&c, "out", desc->out, "kv_page_indptr", indptr);
+    nib_check_overlaps(&c);
   }
   if (c.status != NIB_OK) return c.status;
 
@@ -96,18 +93,10 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
     params.num_pages = pool.pages;
     params.num_out_pages = num_pages;
     params.fault = stream->device->fault;
-    const nib_access accesses[] = {
-      { desc->k_cache, false, "k_cache", "HND" },
-      { desc->v_cache, false, "v_cache", "HND" },
-      { desc->k_block_scales, false, "k_block_scales", "HND" },
-      { desc->v_block_scales, false, "v_block_scales", "HND" },
-      { desc->block_tables, false, "block_tables", NULL },
-      { desc->seq_lens, false, "seq_lens", NULL },
-      { desc->kv_page_indptr, false, "kv_page_indptr", NULL },
-      { out, true, desc->out ? "out" : "kv_cache_fp8", NULL },
-      { table, true, "fp8_block_tables", NULL },
-    };
-    status = nib_launch(stream, c.operation, NIB_KERNEL_MATERIALIZE, &params, sizeof params, accesses, 9);
+    if (!desc->out) nib_check_operand(&c, NIB_OUT, "kv_cache_fp8", out, NULL);
+    nib_check_operand(&c, NIB_OUT, "fp8_block_tables", table, NULL);
+    nib_check_number(&c, nib_attribute_integer("max_kv_len", desc->max_kv_len));
+    status = NIB_CHECK_LAUNCH(&c, MATERIALIZE, params);
   }
   if (status != NIB_OK) {
     nib_tensor_release(out);

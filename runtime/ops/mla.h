@@ -10,7 +10,7 @@ struct nib_records {
 };
 
 /* uint8 [num_pages, page_size, 384], or 4-D with one head; compact inside a page, page stride a multiple of 16. */
-void nib_check_record_cache(struct nib_check *c, const char *parameter, const nib_tensor *cache, bool output,
+void nib_check_record_cache(struct nib_check *c, enum nib_role role, const char *parameter, const nib_tensor *cache,
                             struct nib_records *out);
 
 #endif

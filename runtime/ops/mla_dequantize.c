@@ -6,8 +6,8 @@ nib_status nib_mla_dequantize(nib_stream *stream, nib_tensor *cache, nib_tensor 
   *rows = NULL;
   struct nib_check c = nib_check_begin(stream, NIB_OPERATION_MLA_DEQUANTIZE);
   struct nib_records records = { 0 };
-  nib_check_record_cache(&c, "cache", cache, false, &records);
-  nib_check_tensor(&c, "slots", slots, NIB_INDICES, 1, NULL, "[n]");
+  nib_check_record_cache(&c, NIB_IN, "cache", cache, &records);
+  nib_check_tensor(&c, NIB_IN, "slots", slots, NIB_INDICES, 1, NULL, "[n]");
   if (c.status != NIB_OK) return c.status;
   int64_t count = slots->shape[0];
   nib_tensor *out;
@@ -23,11 +23,8 @@ nib_status nib_mla_dequantize(nib_stream *stream, nib_tensor *cache, nib_tensor 
     .num_pages = records.num_pages,
     .fault = stream->device->fault,
   };
-  const nib_access accesses[] = { { cache, false, "cache", NULL },
-                                  { slots, false, "slots", NULL },
-                                  { out, true, "rows", NULL } };
-  if (count > 0)
-    status = nib_launch(stream, c.operation, NIB_KERNEL_MLA_DEQUANTIZE, &params, sizeof params, accesses, 3);
+  nib_check_operand(&c, NIB_OUT, "rows", out, NULL);
+  if (count > 0) status = NIB_CHECK_LAUNCH(&c, MLA_DEQUANTIZE, params);
   if (status != NIB_OK) nib_tensor_release(out);
   else *rows = out;
   return status;

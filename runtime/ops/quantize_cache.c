@@ -24,11 +24,14 @@ static nib_status create_results(nib_stream *stream, struct half_cache *half) {
   return status;
 }
 
-static nib_status launch_half(struct nib_check *c, nib_layout layout, struct half_cache *half) {
+static nib_status launch_half(const struct nib_check *both, nib_layout layout, struct half_cache *half) {
+  struct nib_check own = *both, *c = &own; /* with a list of its own */
+  c->access_count = c->attribute_count = 0;
   nib_stream *stream = c->stream;
   nib_tensor *source = half->source;
   struct nib_axes axes = nib_layout_axes(layout);
-  const char *layout_name = nib_layout_name(layout), *name = half->interleaved ? "v_cache" : "k_cache";
+  const char *name = half->interleaved ? "v_cache" : "k_cache";
+  nib_check_operand(c, NIB_IN, name, source, nib_layout_name(layout));
   struct nib_pool pool = { -1, -1, -1 };
   int64_t width = -1, blocks = -1;
   struct nib_quantize_cache_params params = {
@@ -36,8 +39,10 @@ static nib_status launch_half(struct nib_check *c, nib_layout layout, struct hal
     .source_page_stride = source->stride[0],
     .source_token_stride = source->stride[axes.token],
     .source_head_stride = source->stride[axes.head],
-    .data = nib_check_paged(c, "k_cache", *half->data, NIB_BIT(NIB_UINT8), layout, &pool, &width, true),
-    .sf = nib_check_paged(c, "k_cache", *half->sf, NIB_SCALES, layout, &pool, &blocks, true),
+    .data = nib_check_paged(c, NIB_OUT, half->interleaved ? "kv_cache (V)" : "kv_cache (K)", *half->data,
+                            NIB_BIT(NIB_UINT8), layout, &pool, &width),
+    .sf = nib_check_paged(c, NIB_OUT, half->interleaved ? "kv_sf (V)" : "kv_sf (K)", *half->sf, NIB_SCALES, layout,
+                          &pool, &blocks),
     .global_sf = half->given,
     .out_scale = nib_tensor_data(*half->scale),
     .num_pages = pool.pages,
@@ -67,20 +72,19 @@ static nib_status launch_half(struct nib_check *c, nib_layout layout, struct hal
                                       params.head_dim,
                                       params.type,
                                       nib_tensor_data(amax) };
-      const nib_access accesses[] = { { source, false, name, layout_name }, { amax, true, "amax", NULL } };
-      status = nib_launch(stream, c->operation, NIB_KERNEL_AMAX, &scan, sizeof scan, accesses, 2);
+      struct nib_check first = *both;
+      first.access_count = first.attribute_count = 0;
+      nib_check_operand(&first, NIB_IN, name, source, nib_layout_name(layout));
+      nib_check_operand(&first, NIB_OUT, "amax", amax, NULL);
+      status = NIB_CHECK_LAUNCH(&first, AMAX, scan);
     }
   }
-  const nib_access accesses[] = {
-    { source, false, name, layout_name },
-    { amax, false, "amax", NULL },
-    { half->given_source.tensor, false, half->interleaved ? "v_global_sf" : "k_global_sf", NULL },
-    { *half->data, true, half->interleaved ? "kv_cache (V)" : "kv_cache (K)", layout_name },
-    { *half->sf, true, half->interleaved ? "kv_sf (V)" : "kv_sf (K)", layout_name },
-    { *half->scale, true, half->interleaved ? "v_scale" : "k_scale", NULL },
-  };
-  if (status == NIB_OK)
-    status = nib_launch(stream, c->operation, NIB_KERNEL_QUANTIZE_CACHE, &params, sizeof params, accesses, 6);
+  if (amax) nib_check_operand(c, NIB_IN, "amax", amax, NULL);
+  else if (!half->given.pointer) nib_check_number(c, nib_attribute_single("global_sf", half->given.value));
+  if (half->given_source.tensor)
+    nib_check_operand(c, NIB_IN, half->interleaved ? "v_global_sf" : "k_global_sf", half->given_source.tensor, NULL);
+  nib_check_operand(c, NIB_OUT, half->interleaved ? "v_scale" : "k_scale", *half->scale, NULL);
+  if (status == NIB_OK) status = NIB_CHECK_LAUNCH(c, QUANTIZE_CACHE, params);
   nib_tensor_release(amax);
   return status;
 }
@@ -113,12 +117,13 @@ nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache
       .scale_content = NIB_CONTENT_V_GLOBAL_SF },
   };
   nib_check_layout(&c, "kv_layout", desc->kv_layout);
-  nib_check_tensor(&c, "k_cache", desc->k_cache, NIB_HALVES, 4, NULL, meaning);
+  nib_check_tensor(&c, NIB_IN, "k_cache", desc->k_cache, NIB_HALVES, 4, NULL, meaning);
   if (c.status != NIB_OK) return c.status;
   nib_check_last_contiguous(&c, "k_cache", desc->k_cache);
   nib_check_multiple(&c, "k_cache", "head_dim", desc->k_cache->shape[3], 64);
   nib_check_multiple(&c, "k_cache", "page_size", desc->k_cache->shape[nib_layout_axes(desc->kv_layout).token], 4);
-  nib_check_tensor(&c, "v_cache", desc->v_cache, NIB_BIT(desc->k_cache->dtype), 4, desc->k_cache->shape, meaning);
+  nib_check_tensor(&c, NIB_IN, "v_cache", desc->v_cache, NIB_BIT(desc->k_cache->dtype), 4, desc->k_cache->shape,
+                   meaning);
   if (c.status == NIB_OK) nib_check_last_contiguous(&c, "v_cache", desc->v_cache);
   if (desc->has_k_global_sf) {
     halves[0].given_source = desc->k_global_sf;

@@ -2,11 +2,11 @@
 #include "check.h"
 #include "mla.h"
 
-void nib_check_record_cache(struct nib_check *c, const char *parameter, const nib_tensor *cache, bool output,
+void nib_check_record_cache(struct nib_check *c, enum nib_role role, const char *parameter, const nib_tensor *cache,
                             struct nib_records *out) {
   char have[NIB_DESCRIPTION];
   int32_t ndim = cache && cache->ndim == 4 ? 4 : 3;
-  nib_check_tensor(c, parameter, cache, NIB_BIT(NIB_UINT8), ndim, NULL,
+  nib_check_tensor(c, role, parameter, cache, NIB_BIT(NIB_UINT8), ndim, NULL,
                    "[num_pages, page_size, 384], [num_pages, 1, page_size, 384] or [num_pages, page_size, 1, 384]");
   if (c->status != NIB_OK) return;
   int32_t token = ndim == 4 && cache->shape[1] == 1 ? 2 : 1;
@@ -24,7 +24,7 @@ void nib_check_record_cache(struct nib_check *c, const char *parameter, const ni
   if (out->num_pages > 1 && out->page_stride % 16 != 0)
     nib_check_fail(c, parameter, "expected a page stride that is a multiple of 16 bytes, got %lld",
                    (long long)out->page_stride);
-  if (output) nib_check_output(c, parameter, cache);
+  if (role == NIB_OUT) nib_check_output(c, parameter, cache);
 }
 
 static void check_q_head_padded(struct nib_check *c, int64_t padded, int64_t heads, bool inplace) {
@@ -50,42 +50,31 @@ nib_status nib_rope_insert_sized(nib_stream *stream, const nib_rope_insert_desc 
   const nib_tensor *kv = desc->kv, *slots = desc->slot_mapping, *positions = desc->positions,
                    *table = desc->cos_sin_cache;
   if (q) {
-    nib_check_tensor(&c, "q", q, NIB_BIT(NIB_BFLOAT16), 3, (int64_t[]){ -1, -1, NIB_MLA_DIM },
+    nib_check_tensor(&c, NIB_IN, "q", q, NIB_BIT(NIB_BFLOAT16), 3, (int64_t[]){ -1, -1, NIB_MLA_DIM },
                      "[num_tokens, num_heads, 512]");
     if (c.status == NIB_OK) nib_check_contiguous(&c, "q", q);
   }
-  nib_check_tensor(&c, "kv", kv, NIB_BIT(NIB_BFLOAT16), 2,
+  nib_check_tensor(&c, NIB_IN, "kv", kv, NIB_BIT(NIB_BFLOAT16), 2,
                    (int64_t[]){ q && c.status == NIB_OK ? q->shape[0] : -1, NIB_MLA_DIM }, "[num_tokens, 512]");
   if (c.status != NIB_OK) return c.status;
   int64_t tokens = kv->shape[0], heads = q ? q->shape[1] : 0;
   nib_check_contiguous(&c, "kv", kv);
   struct nib_records records = { 0 };
-  nib_check_record_cache(&c, "cache", desc->cache, true, &records);
-  nib_check_tensor(&c, "slot_mapping", slots, NIB_INDICES, 1, NULL, "[at most num_tokens]");
+  nib_check_record_cache(&c, NIB_OUT, "cache", desc->cache, &records);
+  nib_check_tensor(&c, NIB_IN, "slot_mapping", slots, NIB_INDICES, 1, NULL, "[at most num_tokens]");
   if (c.status == NIB_OK) nib_check_contiguous(&c, "slot_mapping", slots);
   if (c.status == NIB_OK && slots->shape[0] > tokens)
     nib_check_fail(&c, "slot_mapping", "expected at most as many slots as tokens (%lld), got %lld", (long long)tokens,
                    (long long)slots->shape[0]);
-  nib_check_tensor(&c, "positions", positions, NIB_BIT(NIB_INT64), 1, &tokens, "[num_tokens]");
+  nib_check_tensor(&c, NIB_IN, "positions", positions, NIB_BIT(NIB_INT64), 1, &tokens, "[num_tokens]");
   if (c.status == NIB_OK) nib_check_contiguous(&c, "positions", positions);
-  nib_check_tensor(&c, "cos_sin_cache", table, NIB_BIT(NIB_FLOAT32), 2, (int64_t[]){ -1, NIB_MLA_ROPE },
+  nib_check_tensor(&c, NIB_IN, "cos_sin_cache", table, NIB_BIT(NIB_FLOAT32), 2, (int64_t[]){ -1, NIB_MLA_ROPE },
                    "[max_position, 64]");
   if (c.status == NIB_OK) nib_check_contiguous(&c, "cos_sin_cache", table);
   if (q) check_q_head_padded(&c, desc->q_head_padded, heads, desc->q_inplace);
   int64_t ratio = q || desc->compress_ratio == 0 ? 1 : desc->compress_ratio;
-  if (c.status == NIB_OK) {
-    nib_check_disjoint(&c, "cache", desc->cache, "q", q);
-    nib_check_disjoint(&c, "cache", desc->cache, "kv", kv);
-    nib_check_disjoint(&c, "cache", desc->cache, "slot_mapping", slots);
-    nib_check_disjoint(&c, "cache", desc->cache, "positions", positions);
-    nib_check_disjoint(&c, "cache", desc->cache, "cos_sin_cache", table);
-    if (q && desc->q_inplace) {
-      nib_check_disjoint(&c, "q", q, "kv", kv);
-      nib_check_disjoint(&c, "q", q, "slot_mapping", slots);
-      nib_check_disjoint(&c, "q", q, "positions", positions);
-      nib_check_disjoint(&c, "q", q, "cos_sin_cache", table);
-    }
-  }
+  if (q && desc->q_inplace) nib_check_operand(&c, NIB_OUT, "q", q, NULL);
+  nib_check_overlaps(&c);
   if (ratio != 1 && ratio != 2) nib_check_fail(&c, "compress_ratio", "expected 1 or 2, got %lld", (long long)ratio);
   if (c.status != NIB_OK) return c.status;
 
@@ -122,16 +111,11 @@ nib_status nib_rope_insert_sized(nib_stream *stream, const nib_rope_insert_desc 
     .fault = stream->device->fault,
   };
   if (tokens > 0 && (with_q || slots->shape[0] > 0)) {
-    const nib_access accesses[] = {
-      { with_q ? q : NULL, false, "q", NULL },
-      { with_q ? result : NULL, true, desc->q_inplace ? "q" : "q_out", NULL },
-      { desc->kv, false, "kv", NULL },
-      { desc->cache, true, "cache", NULL },
-      { desc->slot_mapping, false, "slot_mapping", NULL },
-      { desc->positions, false, "positions", NULL },
-      { desc->cos_sin_cache, false, "cos_sin_cache", NULL },
-    };
-    status = nib_launch(stream, c.operation, NIB_KERNEL_ROPE_INSERT, &params, sizeof params, accesses, 7);
+    if (!with_q) nib_check_untouched(&c, q);
+    else if (!desc->q_inplace) nib_check_operand(&c, NIB_OUT, "q_out", result, NULL);
+    nib_check_number(&c, nib_attribute_boolean("apply_q_rope", with_q && params.rotate_q));
+    nib_check_number(&c, nib_attribute_integer("compress_ratio", ratio));
+    status = NIB_CHECK_LAUNCH(&c, ROPE_INSERT, params);
   }
   if (status != NIB_OK || !q_out) nib_tensor_release(result);
   else *q_out = result;

@@ -29,9 +29,8 @@ nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta
   /* theta^(-2p/64), on the host for every device, so that libm's last bit is the same everywhere. */
   for (int p = 0; p < NIB_MLA_ROPE / 2; p++) params.inv_freq[p] = pow(theta, -2.0 * p / NIB_MLA_ROPE);
   nib_floats_leave(&floats);
-  nib_access access = { table, true, "rope_table", NULL };
-  if (max_position > 0)
-    status = nib_launch(stream, c.operation, NIB_KERNEL_ROPE_TABLE, &params, sizeof params, &access, 1);
+  nib_check_operand(&c, NIB_OUT, "rope_table", table, NULL);
+  if (max_position > 0) status = NIB_CHECK_LAUNCH(&c, ROPE_TABLE, params);
   if (status != NIB_OK) nib_tensor_release(table);
   else *out = table;
   return status;

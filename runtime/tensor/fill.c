@@ -32,7 +32,11 @@ nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number va
     }
   }
   nib_access access = { tensor, true, "tensor", NULL };
-  return nib_launch(stream, "tensor:fill", NIB_KERNEL_FILL, &params, sizeof params, &access, 1);
+  nib_number filled = nib_element_to_number(tensor->dtype, &params.bits);
+  nib_attribute attribute =
+    filled.is_float ? nib_attribute_real("value", filled.real) : nib_attribute_integer("value", filled.integer);
+  struct nib_work work = { NIB_WORK(FILL, params), .attributes = &attribute, .attribute_count = 1 };
+  return nib_submit(stream, "tensor:fill", &work, &access, 1);
 }
 
 /* ---- Sequences and random values ------------------------------------------------------------------------------- */
@@ -69,7 +73,14 @@ nib_status nib_tensor_arange(nib_stream *stream, nib_tensor *tensor, nib_number 
   NIB_OPAQUE(params);
   nib_floats_leave(&floats);
   nib_access access = { tensor, true, "tensor", NULL };
-  return nib_launch(stream, "arange", NIB_KERNEL_ARANGE, &params, sizeof params, &access, 1);
+  nib_attribute attributes[] = { nib_attribute_integer("start", params.start),
+                                 nib_attribute_integer("step", params.step) };
+  if (is_float) {
+    attributes[0] = nib_attribute_real("start", params.start_real);
+    attributes[1] = nib_attribute_real("step", params.step_real);
+  }
+  struct nib_work work = { NIB_WORK(ARANGE, params), .attributes = attributes, .attribute_count = 2 };
+  return nib_submit(stream, "arange", &work, &access, 1);
 }
 
 static nib_status launch_random(nib_stream *stream, const char *operation, nib_tensor *tensor,
@@ -78,7 +89,12 @@ static nib_status launch_random(nib_stream *stream, const char *operation, nib_t
   params.type = (int32_t)tensor->dtype;
   params.count = nib_tensor_numel(tensor);
   nib_access access = { tensor, true, "tensor", NULL };
-  return nib_launch(stream, operation, NIB_KERNEL_RANDOM, &params, sizeof params, &access, 1);
+  nib_attribute attributes[] = { nib_attribute_integer("seed", (int64_t)params.seed),
+                                 nib_attribute_integer("low", params.low),
+                                 nib_attribute_integer("range", (int64_t)params.range) };
+  struct nib_work work = { NIB_WORK(RANDOM, params), .attributes = attributes,
+                           .attribute_count = params.kind == NIB_RANDOM_INTEGER ? 3 : 1 };
+  return nib_submit(stream, operation, &work, &access, 1);
 }
 
 nib_status nib_tensor_random_normal(nib_stream *stream, nib_tensor *tensor, uint64_t seed) {
