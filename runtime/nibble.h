@@ -110,7 +110,7 @@ struct DLManagedTensorVersioned;
   X(FILE, "file cannot be opened, read or written")       \
   X(FORMAT, "file is damaged or of an unsupported kind")  \
   X(SCRIPT, "script raised an error")                     \
-  X(EXPIRED, "script was stopped, its time was over")
+  X(EXPIRED, "script was stopped: its time had run out")
 
 #define X(name, text) NIB_##name,
 typedef enum nib_status { NIB_STATUS_LIST(X) } nib_status;
@@ -133,9 +133,9 @@ typedef enum nib_log_level {
 typedef struct nib_config {
   uint32_t abi_version; /* NIB_ABI_VERSION; 0 means the same */
   /* Allocates (pointer NULL), resizes, and frees (new_size 0, returns NULL) all host memory, CPU
-   * tensors included (but for one page of the kernel's, by which a child process after fork is
-   * told). Returns NULL when it cannot allocate. Results are aligned as malloc's. NULL: the C
-   * library's. */
+   * tensors included. One page of the operating system's is the exception: by it the runtime
+   * notices that it is in a child process after fork. Returns NULL when it cannot allocate. Results
+   * are aligned as malloc's. NULL: the C library's. */
   void *(*allocate)(void *user, void *pointer, size_t old_size, size_t new_size);
   /* Receives messages for people (no newline at the end). NULL: none are made. */
   void (*log)(void *user, nib_log_level level, const char *message);
@@ -147,8 +147,7 @@ typedef struct nib_config {
   void *user;          /* given to the functions above */
   uint64_t memory_cap; /* largest number of bytes of tensors on one device; 0: no limit */
   int32_t threads;     /* threads that a CPU kernel is spread over; 0: one per processor */
-  int32_t
-    index_base; /* what dimensions and indices in error messages count from: 0 (C) or 1 (Lua) */
+  int32_t index_base;  /* of dimensions and indices in error messages: 0 (C) or 1 (Lua) */
   /* How many bytes of operands the unfinished work of a device may have. A view counts as its
    * elements, a replay as all nodes of its graph. Work above the limit waits, until the deadline.
    * One operation that is larger than the limit runs alone on the CPU and is INVALID on a GPU. 0:
@@ -172,12 +171,12 @@ static inline nib_status nib_runtime_create(const nib_config *config, nib_runtim
   return nib_runtime_create_sized(config, sizeof *config, out);
 }
 
-/* Ends an open capture, waits for what is running, joins the runtime's threads, and frees all
- * memory of tensors but what other frameworks still have (nib_tensor_to_dlpack). On the CPU,
- * kernels that have not begun are dropped and running ones stop after their next piece; functions
- * given to nib_stream_call all run. It waits for semaphores, also for one that nobody signals.
- * Objects that are left can only be released, every other call on them returns CLOSED. In a child
- * process after fork it does nothing. */
+/* Ends an open capture, waits for running work, joins the runtime's threads, and frees the memory
+ * of all tensors, except of those that other frameworks still hold (nib_tensor_to_dlpack). On the
+ * CPU it drops kernels that have not begun, and running ones stop after their next piece. All
+ * functions given to nib_stream_call run. It waits for semaphores, even for one that nobody
+ * signals. Objects that remain can only be released: every other call on them returns CLOSED. In a
+ * child process after fork it does nothing. */
 NIB_API void nib_runtime_close(nib_runtime *runtime);
 
 /* The message of the last call on this runtime that failed; "" if none did. Valid until the next
@@ -185,25 +184,25 @@ NIB_API void nib_runtime_close(nib_runtime *runtime);
 NIB_API const char *nib_error(const nib_runtime *runtime);
 NIB_API void *nib_runtime_user(const nib_runtime *runtime);
 
-/* Frees what finished work no longer needs, piece by piece, until `budget_us` is over; one piece at
- * least. A piece takes less than a millisecond. Never waits. The next call goes on where this one
- * stopped. Freeing a block of more than 8 MiB takes the system longer: a thread of the runtime does
- * it, and the block counts as reserved until then. With a host's `allocate` the call itself frees
- * it, for as long as `allocate` takes, and ends. */
+/* Frees what finished work no longer needs, in pieces that take less than a millisecond each: at
+ * least one piece, and more until `budget_us` has passed. The next call continues where this one
+ * stopped. Never waits. The system takes longer to free a block of more than 8 MiB, so a thread of
+ * the runtime does that, and the block counts as reserved until then. With a host's `allocate` the
+ * call frees such a block itself, however long `allocate` takes, and then returns. */
 NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
 
-/* Sets a deadline, `budget_us` from now; NIB_UNLIMITED, the default: none. After it no function of
- * the runtime waits, reads or compares tensors any longer, whatever its own timeout: within a
- * millisecond it returns TIMEOUT and has changed nothing. May be called from any thread; an earlier
- * deadline interrupts another thread's wait if that wait began with a deadline. */
+/* Sets a deadline, `budget_us` from now; NIB_UNLIMITED, the default: none. When it has passed, each
+ * function that waits for, reads or compares tensors returns TIMEOUT within a millisecond, whatever
+ * its own timeout, and has changed nothing. May be called from any thread: an earlier deadline
+ * interrupts another thread's wait if that wait began with a deadline. */
 NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);
 
-/* Changes these limits of the config. What exists already stays, even above them. */
+/* Changes three limits of the config. What exists already stays, even above a limit. */
 NIB_API nib_status nib_set_limits(nib_runtime *runtime, uint64_t memory_cap, uint64_t queued_bytes,
                                   int64_t streams);
 
-/* nib_drop_work drops all work that was queued since nib_mark_work (since the beginning, if there
- * was none). On the CPU, kernels and replays that have not begun do nothing, and a running kernel
+/* nib_drop_work drops all work that was queued since the last nib_mark_work, or since the runtime
+ * was created. On the CPU, kernels and replays that have not begun do nothing, and a running kernel
  * stops after its next piece; a GPU finishes what it has. Functions of nib_stream_call still run,
  * events still fire, and what the work used is freed as if it were done. `cut` (may be NULL) is how
  * many storages with live references the dropped work was to write: their contents are unspecified,
@@ -220,15 +219,14 @@ typedef struct nib_device_info {
   bool available;
   uint64_t memory_bytes; /* 0 if unknown */
   int32_t processors;    /* threads or multiprocessors */
-  uint8_t uuid[16]; /* of a GPU, as Vulkan's deviceUUID and the driver's own tools have it; zeros if
-                       unknown */
+  uint8_t uuid[16];      /* of a GPU: Vulkan's deviceUUID; zeros if unknown */
 } nib_device_info;
 
 typedef struct nib_memory_info {
-  uint64_t used_bytes;     /* live storages */
-  uint64_t reserved_bytes; /* used, and storages whose last work is still queued, or whose memory is
-                              still being given back */
-  uint64_t peak_bytes;     /* largest reserved_bytes so far */
+  uint64_t used_bytes; /* live storages */
+  /* These, and storages that are released but still used by queued work or not freed yet. */
+  uint64_t reserved_bytes;
+  uint64_t peak_bytes; /* largest reserved_bytes so far */
 } nib_memory_info;
 
 /* Device 0 is the CPU; unavailable devices are listed too. */
@@ -238,8 +236,8 @@ NIB_API const nib_device_info *nib_device_get_info(const nib_device *device);
 
 /* The device of that name. UNAVAILABLE, with the reason as the message, if it is not. */
 NIB_API nib_status nib_device_find(nib_runtime *runtime, const char *name, nib_device **out);
-/* The best available one; there is always the CPU, which is also the answer when the runtime is
- * closed or the parent's. */
+/* The best available device; the CPU if there is no other. On a runtime that is closed, or that the
+ * parent process created, it returns the CPU. */
 NIB_API nib_device *nib_device_best(nib_runtime *runtime);
 
 NIB_API nib_runtime *nib_device_runtime(const nib_device *device);
@@ -270,11 +268,12 @@ typedef enum nib_dtype {
   NIB_INT64
 } nib_dtype;
 
-NIB_API const char *
-nib_dtype_name(nib_dtype dtype); /* "float32", ...; "?" for a number that is no dtype */
+/* "float32", ...; "?" for a number that is no dtype. */
+NIB_API const char *nib_dtype_name(nib_dtype dtype);
+/* The dtype of that name; false if there is none. */
 NIB_API bool nib_dtype_find(const char *name, nib_dtype *out);
-NIB_API size_t
-nib_dtype_bytes(nib_dtype dtype); /* of an element; 0 for a number that is no dtype */
+/* Bytes of an element; 0 for a number that is no dtype. */
+NIB_API size_t nib_dtype_bytes(nib_dtype dtype);
 NIB_API bool nib_dtype_is_float(nib_dtype dtype);
 
 /* A number with its kind: integers survive in 64 bits. */
@@ -312,13 +311,13 @@ NIB_API const int64_t *nib_tensor_stride(const nib_tensor *tensor); /* ndim stri
 NIB_API int64_t nib_tensor_numel(const nib_tensor *tensor);
 NIB_API bool nib_tensor_is_contiguous(const nib_tensor *tensor);
 NIB_API bool nib_tensor_is_pinned(const nib_tensor *tensor); /* false in ordinary memory */
-NIB_API bool nib_tensor_is_read_only(
-  const nib_tensor *tensor); /* lent for reading: whatever would write it is INVALID */
-/* The first element, in the device's address space. Reading or writing through it is the caller's
- * to order. */
+/* Memory that was lent for reading: work that would write it is INVALID. */
+NIB_API bool nib_tensor_is_read_only(const nib_tensor *tensor);
+/* The first element, in the device's address space. The runtime does not order what the caller
+ * reads or writes through it. */
 NIB_API void *nib_tensor_data(const nib_tensor *tensor);
-/* A number that all views of a storage share and that no other storage of the runtime has had, and
- * where in the storage the first element lies. */
+/* The storage's number, which its views share and no other storage of the runtime ever has; and
+ * where in the storage the tensor's first element lies. */
 NIB_API uint64_t nib_tensor_storage(const nib_tensor *tensor);
 NIB_API int64_t nib_tensor_offset_bytes(const nib_tensor *tensor);
 /* The same device memory, first element, dtype, shape and strides. */
@@ -356,19 +355,18 @@ NIB_API nib_status nib_tensor_alias(nib_tensor *tensor, nib_tensor **out);
  * shape and may share memory with it (all is read before any is written). Devices may differ;
  * `stream` is then of either one.
  * - Between a GPU and a contiguous tensor in pinned memory, with a stream of the GPU: queued for
- * the copy engine, conversions and strides on the GPU's side; capturable. Only for CPU work on the
- * pinned tensor that is queued already the call waits. Reading the tensor waits for the copy; CPU
- * work on it that comes later has to (nib_event_record, nib_stream_wait).
- * - Between two GPUs: queued in `stream` and, as to order, in the other GPU's default stream; after
- * all writers of the source. Not during a capture.
- * - All others: the call waits for the source's writers. Not during a capture. */
+ * the copy engine, with conversions and strides on the GPU's side; may be captured. The call waits
+ * only for CPU work that is queued on the pinned tensor already. Reading the tensor waits for the
+ * copy. Later CPU work on it does not: order it by nib_event_record and nib_stream_wait.
+ * - Between two GPUs: queued in `stream`, after all writers of the source, and ordered as work of
+ * the other GPU's default stream too. Refused during a capture.
+ * - Otherwise the call waits for the source's writers. Refused during a capture. */
 NIB_API nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source);
 /* The same with a stream of each tensor's device: `to` of the destination's and `from` of the
  * source's, maybe the same one. */
 NIB_API nib_status nib_tensor_copy_between(nib_stream *to, nib_stream *from,
                                            nib_tensor *destination, nib_tensor *source);
-/* Waits for what a copy would wait for in the call (with a stream of the GPU, in the first case),
- * so that it does not. */
+/* Waits for what such a copy would wait for, so that the copy itself does not. */
 NIB_API nib_status nib_tensor_copy_wait(nib_tensor *destination, nib_tensor *source,
                                         int64_t timeout_us);
 NIB_API nib_status nib_tensor_fill(nib_stream *stream, nib_tensor *tensor, nib_number value);
@@ -391,13 +389,14 @@ NIB_API nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, cons
 
 /* Waits until all that was queued to write this tensor's storage is done. */
 NIB_API nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us);
-/* nib_tensor_wait, then the other way round. */
+/* Waits as nib_tensor_wait does, then copies the elements, row-major, into `bytes` bytes of host
+ * memory (exactly the tensor's size). */
 NIB_API nib_status nib_tensor_read(nib_tensor *tensor, void *data, size_t bytes,
                                    int64_t timeout_us);
 
-/* Comparisons wait like nib_tensor_read and work across devices; but for nib_tensor_equal, shapes
- * must agree. */
-/* Same shape, dtype and bits. */
+/* Comparisons wait as nib_tensor_read does. The two tensors may be on different devices; shapes
+ * must agree, except for nib_tensor_equal. */
+/* The same shape, dtype and bits. */
 NIB_API nib_status nib_tensor_equal(nib_tensor *a, nib_tensor *b, bool *out);
 /* |a-b| <= atol + rtol*|b| in float64. */
 NIB_API nib_status nib_tensor_allclose(nib_tensor *a, nib_tensor *b, double rtol, double atol,
@@ -419,9 +418,9 @@ NIB_API bool nib_element_from_number(nib_dtype dtype, nib_number number, void *e
 
 /* priority: negative is high, 0 normal; a hint (without effect on the CPU). */
 NIB_API nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **out);
-/* Its queued work still runs, and on the CPU its thread ends soon after that. Work of a new stream
- * may come behind that of streams that were released with theirs queued, when there are many. A
- * default stream is left as it is. */
+/* The stream's queued work still runs; on the CPU its thread ends soon afterwards. If many streams
+ * are released with work still queued, the work of a new stream may run behind theirs. Has no
+ * effect on a default stream. */
 NIB_API void nib_stream_release(nib_stream *stream);
 NIB_API nib_device *nib_stream_device(const nib_stream *stream);
 NIB_API uint64_t nib_stream_id(const nib_stream *stream); /* for messages; unique in its runtime */
@@ -455,16 +454,16 @@ typedef enum nib_capture_mode {
   NIB_CAPTURE_RELAXED
 } nib_capture_mode;
 
-/* The modes say what the driver refuses meanwhile, as CUDA's do; they mean the same on the CPU.
- * From here to nib_capture_end work on the stream, and on streams that join it by events, is
- * recorded instead of done. One capture at a time on a device. */
+/* Begins a capture: until nib_capture_end, work on the stream, and on streams that join it by
+ * events, is recorded instead of done. The modes are CUDA's: what the driver refuses meanwhile.
+ * They mean the same on the CPU. A device has one capture at a time. */
 NIB_API nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode);
 /* Ends the capture that began on this stream. *graph is read: NULL makes a new graph (so set it to
  * NULL before); a graph of the same device is updated, and *in_place (may be NULL) says whether
- * nodes and dependencies were the same. A stream that joined and was not joined back fails with
- * STATE. Whatever it fails with (MEMORY, too), the capture has ended, what was recorded is
- * forgotten and *graph is as before; but not with INVALID (a graph of another device) or where this
- * stream began no capture (STATE): that changes nothing. */
+ * nodes and dependencies were the same. Fails with STATE if a stream joined and was not joined
+ * back. Whatever the failure (MEMORY, too), the capture has then ended, what was recorded is
+ * forgotten, and *graph is as before. Two failures change nothing: INVALID, for a graph of another
+ * device, and STATE, if this stream began no capture. */
 NIB_API nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place);
 /* Ends the capture and forgets what was recorded. Does nothing when the stream did not begin
  * one. */
@@ -488,9 +487,9 @@ NIB_API nib_status nib_graph_dot(nib_graph *graph, char *text, size_t size, size
  * where there is no driver. */
 NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t size, size_t *needed);
 
-/* ---- Operations
- * ------------------------------------------------------------------------------------------------------
- * Formats, arithmetic and the meaning of each parameter: kernels/README.md. All are checked,
+/* ---- Operations ---------------------------------------------------------------------------- */
+
+/* Formats, arithmetic and the meaning of each parameter: kernels/README.md. All are checked,
  * asynchronous and capturable; descriptors are zero-initialised. Whatever their tensors contain,
  * operations touch no memory outside them. Each comment says what happens with bad slots, page
  * indices, lengths, positions and scales. "Fault": the next wait reports it. Negative lengths count
@@ -517,9 +516,9 @@ typedef struct nib_scale_source {
 typedef struct nib_append_desc {
   nib_tensor *append_key, *append_value; /* [rows, heads, head_dim] float16 or bfloat16 */
   nib_tensor *slot_mapping;              /* [nnz] int32 or int64, nnz <= rows */
-  nib_cache paged_kv_cache; /* uint8 NHD [pages, page_size, heads, head_dim/2], HND [pages, heads,
-                               page_size, ...] */
-  nib_cache kv_cache_sf;    /* float8_e4m3fn or uint8, head_dim/16 */
+  /* uint8 NHD [pages, page_size, heads, head_dim/2] or HND [pages, heads, page_size, head_dim/2] */
+  nib_cache paged_kv_cache;
+  nib_cache kv_cache_sf; /* float8_e4m3fn or uint8, with head_dim/16 last */
   nib_layout kv_layout;
   nib_scale_source k_scale, v_scale;
 } nib_append_desc;
@@ -535,8 +534,8 @@ static inline nib_status nib_append(nib_stream *stream, const nib_append_desc *d
  * are written that fit into it, and a fault. */
 typedef struct nib_materialize_desc {
   nib_tensor *k_cache, *v_cache; /* uint8 HND [pages, heads, page_size, head_dim/2] */
-  nib_tensor *k_block_scales,
-    *v_block_scales;        /* float8_e4m3fn or uint8 [..., head_dim/16]; V's interleaved */
+  /* float8_e4m3fn or uint8 [..., head_dim/16]; V's interleaved */
+  nib_tensor *k_block_scales, *v_block_scales;
   nib_tensor *block_tables; /* int32 [batch, columns], [batch, 2, columns] if split_kv_indices */
   nib_tensor *seq_lens;     /* int32 [batch] */
   int64_t max_kv_len;
@@ -569,8 +568,8 @@ typedef struct nib_dequantize_desc {
   nib_tensor *block_tables;      /* int32 or int64 [batch, columns] */
   nib_tensor *seq_lens;          /* int32 [batch] */
   nib_tensor *k_scale, *v_scale; /* float32, one element */
-  nib_tensor *output_k,
-    *output_v; /* contiguous float16 or bfloat16 [batch, max_seq_len, heads, head_dim] */
+  /* contiguous float16 or bfloat16 [batch, max_seq_len, heads, head_dim] */
+  nib_tensor *output_k, *output_v;
 } nib_dequantize_desc;
 NIB_API nib_status nib_dequantize_sized(nib_stream *stream, const nib_dequantize_desc *desc,
                                         size_t desc_bytes);
@@ -584,10 +583,10 @@ static inline nib_status nib_dequantize(nib_stream *stream, const nib_dequantize
  * the 64 RoPE dimensions of its q heads are zeros, and a fault; positions that are not used
  * (nothing is rotated or inserted) may be anything. */
 typedef struct nib_rope_insert_desc {
-  nib_tensor *q;             /* contiguous bfloat16 [tokens, heads, 512], or NULL */
-  nib_tensor *kv;            /* contiguous bfloat16 [tokens, 512] */
-  nib_tensor *cache;         /* uint8 [pages, page_size, 384], [pages, 1, page_size, 384] or [pages,
-                                page_size, 1, 384] */
+  nib_tensor *q;  /* contiguous bfloat16 [tokens, heads, 512], or NULL */
+  nib_tensor *kv; /* contiguous bfloat16 [tokens, 512] */
+  /* uint8 [pages, page_size, 384], [pages, 1, page_size, 384] or [pages, page_size, 1, 384] */
+  nib_tensor *cache;
   nib_tensor *slot_mapping;  /* contiguous int32 or int64 [<= tokens] */
   nib_tensor *positions;     /* contiguous int64 [tokens] */
   nib_tensor *cos_sin_cache; /* contiguous float32 [max_position, 64] */
@@ -613,8 +612,8 @@ NIB_API nib_status nib_swizzle_v_scales(nib_stream *stream, nib_tensor *v_sf, ni
  * whose reciprocal is not, or an infinite element where none is given: that tensor's data and
  * scales are zeros, and a fault. */
 typedef struct nib_quantize_cache_desc {
-  nib_tensor *k_cache,
-    *v_cache;           /* float16 or bfloat16 [pages, heads, page_size, head_dim] (HND) or NHD */
+  /* float16 or bfloat16 HND [pages, heads, page_size, head_dim] or NHD */
+  nib_tensor *k_cache, *v_cache;
   nib_layout kv_layout; /* note: the Lua function's default is HND */
   bool has_k_global_sf, has_v_global_sf;
   nib_scale_source k_global_sf, v_global_sf;
@@ -667,10 +666,9 @@ NIB_API nib_status nib_npy_save(nib_tensor *tensor, const char *path);
  * closed. */
 typedef struct nib_safetensors nib_safetensors;
 typedef struct nib_safetensors_entry {
-  const char *name; /* UTF-8; it and `stored` live as long as the file is open */
-  const char
-    *stored;       /* the file's own name for the elements: "F32", "BF16", "F8_E4M3", "I16", ... */
-  nib_dtype dtype; /* what they are read as; NIB_DTYPE_NONE: nothing holds them as what they are */
+  const char *name;   /* UTF-8; it and `stored` live as long as the file is open */
+  const char *stored; /* the file's name for the elements: "F32", "BF16", "F8_E4M3", "I16", ... */
+  nib_dtype dtype;    /* what they are read as; NIB_DTYPE_NONE: no dtype holds them */
   int32_t ndim;
   int64_t shape[NIB_MAX_NDIM];
   uint64_t offset, bytes; /* in the file */
@@ -697,34 +695,35 @@ NIB_API nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensor
 NIB_API nib_status nib_safetensors_save(nib_runtime *runtime, const char *path, int32_t count,
                                         const char *const *names, nib_tensor *const *tensors);
 
-/* ---- What others have made
- * ----------------------------------------------------------------------------------------- The
- * host's contexts and streams, and tensors on memory that the host, another library or another API
- * of the same GPU has made, and the way back. Nothing is copied, and such memory counts neither in
- * nib_device_memory nor against memory_cap. The runtime orders its own work on it; what the others
- * do is for the host to order, by waiting, by events in a stream of theirs (nib_stream_wrap), or by
- * semaphores. */
+/* ---- Sharing with others ------------------------------------------------------------------- */
+
+/* Contexts and streams of the host's; tensors on memory that the host, another library or another
+ * API of the same GPU has allocated; and tensors of nibble's for them. Nothing is copied. Such
+ * memory counts neither in nib_device_memory nor against memory_cap. The runtime orders its own
+ * work on it. The host orders what the others do: by waiting, by events in a stream of theirs
+ * (nib_stream_wrap), or by semaphores. */
 
 /* The available GPU with that UUID. UNAVAILABLE if there is none. */
 NIB_API nib_status nib_device_find_uuid(nib_runtime *runtime, const uint8_t uuid[16],
                                         nib_device **out);
-/* The device uses this CUcontext of the host's instead of its GPU's primary one. Before the device
- * is used; the host keeps it until the runtime is closed. INVALID when it is no context of this
- * GPU, STATE when it comes too late. */
+/* Makes the device use a CUcontext of the host's instead of its GPU's primary one. The host keeps
+ * the context until the runtime is closed. INVALID if it is no context of this GPU, STATE if the
+ * device is in use already. */
 NIB_API nib_status nib_device_use_context(nib_device *device, void *context);
 
-/* A stream around a CUstream of the host's, of the device's context and none of the driver's
- * default streams; work of both sides is in one order. The handle must be good until the release
- * (inside a capture of it, until the capture's end); it is never destroyed here. INVALID for a
- * handle that the driver does not know or that is of another context, and on the CPU. */
+/* A stream around a CUstream of the host's: work of both sides runs in the order in which it is
+ * queued. The CUstream is one of the device's context, and none of the driver's default streams.
+ * The host keeps it until the stream is released, or until the end of a capture of it; nibble never
+ * destroys it. INVALID on the CPU, for a handle that the driver does not know, and for one of
+ * another context. */
 NIB_API nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out);
 /* The CUstream of a stream that is not released, for work of the host's own; NULL on the CPU. */
 NIB_API void *nib_stream_handle(const nib_stream *stream);
 
-/* What the stream does so far, the work of others in its order included (a semaphore's wait, a
- * producer's before it, the host's in a wrapped stream), counts as having written the tensor: what
- * waits for its writers (nib_tensor_read, copies) waits for that. Work of the stream itself needs
- * it not. INVALID for a stream of another device; not during a capture. */
+/* Says that what the stream has queued so far writes the tensor: a wait for a semaphore, work of
+ * the host's in a wrapped stream. Reads by the host and copies on other streams then wait for it.
+ * Later work of the same stream comes after it anyway. INVALID for a stream of another device;
+ * refused during a capture. */
 NIB_API nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream);
 
 typedef struct nib_wrap_desc {
@@ -732,12 +731,10 @@ typedef struct nib_wrap_desc {
   int32_t ndim;
   const int64_t *shape;
   const int64_t *stride; /* in elements, >= 0; NULL: compact */
-  void
-    *data; /* the first element, in the device's address space; a multiple of the element's size */
-  bool read_only; /* nothing may write it */
-  /* Tells the owner, once, that no tensor, graph or queued work uses the memory any more, from
-   * inside a nib_ function (as late as nib_runtime_close). It may call no nib_ function. NULL: is
-   * not told. */
+  void *data;            /* the first element, in the device's address space, aligned to its size */
+  bool read_only;        /* nothing may write it */
+  /* Called once, from inside a nib_ function, when no tensor, graph or queued work uses the memory
+   * any more; at the latest by nib_runtime_close. It must not call nib_ functions. May be NULL. */
   void (*release)(void *user);
   void *user;
 } nib_wrap_desc;
@@ -811,13 +808,13 @@ NIB_API nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *byte
  * VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT of a VK_SEMAPHORE_TYPE_TIMELINE. CUDA makes none
  * itself, so that there is none to export: the other side creates both directions'. */
 NIB_API nib_status nib_semaphore_import(nib_device *device, int fd, nib_semaphore **out);
-NIB_API void
-nib_semaphore_release(nib_semaphore *semaphore); /* queued waits and signals still happen */
+/* Queued waits and signals still happen. */
+NIB_API void nib_semaphore_release(nib_semaphore *semaphore);
 NIB_API nib_device *nib_semaphore_device(const nib_semaphore *semaphore);
-/* Later work of the stream waits until the semaphore's value is at least `value`; the value becomes
- * `value`, which must be larger than before, when all earlier work of the stream is done. Not
- * during a capture: a graph's replays would repeat the value. An observer sees work without
- * accesses: order between streams of the runtime is the events' affair. */
+/* wait: later work of the stream waits until the semaphore's value is at least `value`. signal: the
+ * value becomes `value`, which must be larger than before, when all earlier work of the stream is
+ * done. Refused during a capture: a graph's replays would repeat the value. An observer sees work
+ * without accesses. */
 NIB_API nib_status nib_semaphore_wait(nib_stream *stream, nib_semaphore *semaphore, uint64_t value);
 NIB_API nib_status nib_semaphore_signal(nib_stream *stream, nib_semaphore *semaphore,
                                         uint64_t value);

@@ -40,5 +40,5 @@ int64_t nib_time_to_deadline(const nib_runtime *rt) {
 bool nib_is_late(const nib_runtime *rt) { return nib_time_to_deadline(rt) == 0; }
 
 nib_status nib_fail_late(nib_runtime *rt, const char *operation) {
-  return nib_fail(rt, NIB_TIMEOUT, "%s: deadline: expected the work to be done before it, got interrupted", operation);
+  return nib_fail(rt, NIB_TIMEOUT, "%s: the deadline passed before the work was done", operation);
 }
