@@ -18,40 +18,44 @@ extern "C" {
  * `require`. Once opened, a state keeps its module. Puts nothing into the global table. */
 NIB_API int luaopen_nibble(lua_State *L);
 
-/* The same with a runtime of the host's, which several states may share (in one thread at a time, as its documentation
- * says). Give it index_base 1, for messages. It stays as long as the state, even if the host closes it before. Raises
- * no error: pushes the module, or a message (CLOSED; MEMORY; INVALID: the state has the module with another runtime).
- * Scripts find the module by `require "nibble"`, and those in Lua (nibble.pages ...) where package.path leads to
- * them. */
+/* Opens the module with a runtime of the host's. Several states may share it, in one thread at a time. Give the runtime
+ * index_base 1, for messages. The runtime lives as long as the state, even if the host closes it before. Raises no
+ * error: pushes the module, or a message (CLOSED; MEMORY; INVALID if the state has the module with another runtime).
+ * Scripts find the module by `require "nibble"`; for its Lua half (nibble.pages ...) set package.path. */
 NIB_API nib_status nib_lua_open(lua_State *L, nib_runtime *runtime);
 
-/* Pushes another handle on a tensor, which must be of the state's runtime; the tensor at a stack index, or NULL: the
- * state's, good as long as the value is on the stack. Both for C functions that Lua calls: the first may raise an
- * error. */
+/* For C functions that Lua calls. push: pushes a new handle on a tensor of the state's runtime; may raise an error. to:
+ * the tensor at a stack index, or NULL; it belongs to the value, and is good as long as that is on the stack. */
 NIB_API void nib_lua_push_tensor(lua_State *L, nib_tensor *tensor);
 NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
 
-/* ---- Scripts that are not trusted -----------------------------------------------------------------------------------
- * A sandbox holds one script: a Lua state and a runtime of its own, so that nothing leads from one script to another or
- * to the host. The script's environment has Lua's functions without io, os, debug, package, require, and the module
- * without what reads and writes files (load, list, save), brings code (compile, module) or looks at others' work
- * (observe, peek, check, explain). A call ends at its deadline, whatever the script does, also inside pcall, coroutines
- * and Lua's own functions. One instruction of Lua is not interrupted, so a call may end late: by 2 ms, plus 1 ms for
- * each 64 KiB that one instruction touches (two strings that are compared or joined, part of a table, a tensor that is
- * made or freed, all of Lua's memory in the collection that comes when it has run out). One case is slower: if n
- * integer keys of a table all collide, n * n nanoseconds, with n up to lua_memory / 256 (0.3 s at 4 MiB). The
- * first use of a GPU opens it, which takes the driver 0.1 s and more: nib_sandbox_create does that for the default
- * device, and a script that names another GPU does it in its call. A GPU's driver makes and frees a graph in one go, up
- * to 5 us a node. Strings of more than 512 bytes make a script slower, since the clock is read more often while they
- * live. Where that is too late, call from a thread of your own and go on without it: nib_sandbox_cancel.
+/* ---- Scripts that are not trusted ------------------------------------------------------------------------------ */
+
+/* A sandbox holds one script. It has a Lua state and a runtime of its own, so that nothing leads from one script to
+ * another or to the host. The script sees Lua's functions without io, os, debug, package and require, and the module
+ * without what reads and writes files (load, list, save), brings code (compile, module) or looks at the work of others
+ * (observe, peek, check, explain).
  *
- * Other than in Lua: no metatable has __gc, __close or __mode, and metamethods count as they are when setmetatable is
- * called; xpcall calls its handler after the stack is gone; tostring shows no addresses; `load` takes text alone;
- * collectgarbage only counts; functions that are put into `string` are no methods of strings; strings are not coerced
- * in arithmetic.
+ * A call ends at its deadline, whatever the script does: also inside pcall, coroutines and Lua's own functions. It may
+ * end late, for these reasons alone:
+ * - One instruction of Lua is not interrupted: 2 ms, plus 1 ms for each 64 KiB that it touches (two strings that are
+ *   compared or joined, part of a table, a tensor that is made or freed, all of Lua's memory when a collection comes
+ *   because it has run out).
+ * - If n integer keys of a table all collide, a rehash takes n * n nanoseconds, with n up to lua_memory / 256 (0.3 s at
+ *   4 MiB).
+ * - A GPU's driver makes and frees a graph in one call, up to 5 us a node.
+ * - The first use of a GPU opens it, which takes the driver 0.1 s and more. nib_sandbox_create opens the default
+ * device; a script that names another GPU opens that one in its call. Where that is too late, make the calls on a
+ * thread of your own and go on without them (nib_sandbox_cancel). Strings of more than 512 bytes make a script slower,
+ * because the clock is read more often while they live.
  *
- * A sandbox is used by one thread at a time. During a call that thread is in the "C" locale, also in functions of the
- * host that the script calls. All functions are protected: a script's error is a status. */
+ * Some things differ from Lua. No metatable has __gc, __close or __mode, and metamethods are read when setmetatable is
+ * called. xpcall calls its handler after the stack is unwound. tostring shows no addresses. `load` takes text alone.
+ * collectgarbage only counts. Functions that are put into `string` do not become methods of strings. Arithmetic does
+ * not convert strings to numbers.
+ *
+ * One thread at a time uses a sandbox. During a call that thread is in the "C" locale, also in functions of the host
+ * that the script calls. All functions here are protected: an error in a script becomes a status. */
 
 typedef struct nib_sandbox nib_sandbox;
 
@@ -81,24 +85,25 @@ NIB_API nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, si
 static inline nib_status nib_sandbox_create(const nib_sandbox_config *config, nib_sandbox **out) {
   return nib_sandbox_create_sized(config, sizeof *config, sizeof(nib_config), out);
 }
-/* Drops queued work. It waits for the piece that a running kernel of the CPU is at (about 256 KiB of operands, or one
- * page, row or token if that is more), for what a GPU has queued (queued_bytes at most), and for functions of
- * nib_stream_call. The host first releases its tensors of the script's runtime, and exports of them. NULL is
- * allowed. */
+/* Closes it, and drops its queued work. Waits for the piece that a running kernel of the CPU is at (about 256 KiB of
+ * operands, or one page, row or token if that is more), for what a GPU has queued (queued_bytes at most), and for
+ * functions of nib_stream_call. Release your tensors of the script's runtime, and exports of them, before. May be
+ * NULL. */
 NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
 
-/* All calls below take at most `budget_us` microseconds (NIB_UNLIMITED: no limit; 0 or less: EXPIRED, and nothing has
- * run), and return SCRIPT when the script raised an error, EXPIRED when its time or its instructions were used up (also
- * when it came to its end after that) or it was cancelled, MEMORY when Lua's memory was, FORKED in a child process
- * after fork. nib_sandbox_error has the message, valid until the next call. Work that a call has queued goes on after
- * it, queued_bytes at most. EXPIRED drops it (nib_drop_work): the tensors that it was to write count as never written,
- * and the message says how many they are. `state` stays. */
+/* The message of the last call that failed, valid until the next call.
+ *
+ * The calls below take at most `budget_us` microseconds (NIB_UNLIMITED: no limit; 0 or less: EXPIRED, and nothing has
+ * run). They return SCRIPT if the script raised an error; EXPIRED if its time or its instructions ran out, even if it
+ * came to its end after that, or if it was cancelled; MEMORY if Lua's memory ran out; FORKED in a child process after
+ * fork. Work that a call has queued continues after it, queued_bytes at most. EXPIRED drops that work (nib_drop_work):
+ * the tensors that it was to write count as never written, and the message says how many they are. `state` stays. */
 NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
 
-/* Compiles and runs a script (text) in a fresh environment, then its function `on_load(reloaded)` if it has one, and
- * makes it the sandbox's script. When anything fails, the one before goes on, with what it had. The table `state` is
- * the same for all scripts of the sandbox, one after the other: tensors, streams and graphs in it outlive their code.
- * `name` is for messages.
+/* Compiles and runs a script (text) in a fresh environment, calls its function `on_load(reloaded)` if it has one, and
+ * makes it the sandbox's script. If anything fails, the script before it stays, with all that it had. Later versions
+ * find the table `state` as earlier ones left it: tensors, streams and graphs in it outlive their code. `name` is for
+ * messages.
  *
  * A new version has the full limits for itself while the old one is still there, so for a while there may be twice as
  * much. Then the old version goes. If the limits then do not hold both `state` and the new version, `state` is dropped:
@@ -110,11 +115,10 @@ NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
 NIB_API nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length,
                                     int64_t budget_us);
 
-/* What goes into a call and out of it. Both functions may raise Lua errors, which end the call like the script's
- * own. */
+/* Arguments and results of a call. Both functions may raise Lua errors, which end the call as the script's own do. */
 typedef struct nib_sandbox_values {
   int (*arguments)(lua_State *L, void *user);           /* pushes them; returns how many (at most 16); NULL: none */
-  void (*results)(lua_State *L, int count, void *user); /* at indices 1 to count; NULL: nobody wants them */
+  void (*results)(lua_State *L, int count, void *user); /* at indices 1 to count; NULL: dropped */
   void *user;
 } nib_sandbox_values;
 
@@ -133,8 +137,8 @@ static inline nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *func
 NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user,
                                       int64_t budget_us);
 
-/* From any thread: ends the call that is running, if one is. Between calls it makes waits of the script's runtime
- * TIMEOUT until the next call, which starts anew. */
+/* Ends the call that is running, from any thread. If none is, waits on the script's runtime return TIMEOUT until the
+ * next call, which is not affected. */
 NIB_API void nib_sandbox_cancel(nib_sandbox *sandbox);
 
 /* The script's runtime, for nib_tick between calls, and to make tensors for it (nib_runtime_user gives the sandbox);

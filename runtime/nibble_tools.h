@@ -77,10 +77,10 @@ static inline nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_ker
 NIB_API void nib_range_push(nib_runtime *runtime, const char *name);
 NIB_API void nib_range_pop(nib_runtime *runtime);
 
-/* For checkers and tracers: a function that is told what was done, in the order in which it was done, by functions that
- * succeeded. It runs inside the nib_ function, on its thread, and may call no nib_ function but those that take const
- * pointers. What it is given is valid until it returns; names are literals, but for a user's `kernel`. Accesses of the
- * host's own, through nib_tensor_data, are not seen. */
+/* Observing is for checkers and tracers. A runtime calls its observer after each thing that was done, in that order,
+ * from inside the nib_ function that did it and on its thread; a function that fails is not observed. The observer may
+ * only call nib_ functions that take const pointers. What it is given is valid until it returns. Names are literals,
+ * except for the `kernel` of a user's. Accesses through nib_tensor_data are not seen. */
 
 /* X(symbol, name): the fields that are set besides `operation` and `device` */
 #define NIB_OBSERVATION_LIST(X)                                                                                      \
@@ -117,9 +117,9 @@ typedef struct nib_access {
   const char *kv_layout; /* "NHD" or "HND" of a paged cache, else NULL */
 } nib_access;
 
-/* An argument that is no tensor, and is not to be seen from the tensors' shapes: "max_kv_len", "inverse",
- * "apply_q_rope", "compress_ratio"; scales that are numbers; of fill "value", of arange "start" and "step", of random
- * values "seed" and "low" and "range". */
+/* An argument that is no tensor and does not follow from the tensors' shapes: "max_kv_len", "inverse", "apply_q_rope",
+ * "compress_ratio"; scales that are numbers; of fill "value", of arange "start" and "step", of random values "seed" and
+ * "low" and "range". */
 typedef enum nib_attribute_kind { NIB_ATTRIBUTE_INTEGER, NIB_ATTRIBUTE_BOOLEAN, NIB_ATTRIBUTE_REAL } nib_attribute_kind;
 #define NIB_MAX_ATTRIBUTES 4
 typedef struct nib_attribute {
@@ -155,9 +155,10 @@ NIB_API const char *nib_observation_name(nib_observation_kind kind); /* "work", 
 NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *user, const nib_observation *observation),
                                  void *user);
 
-/* A look at what a storage holds, by number: the elements of a view, row-major, into `bytes` bytes (exactly its size).
- * It waits for what was queued to write the storage; no observer, and no order between streams, knows of it, and what a
- * wait would report stays to be reported. STATE when the storage is gone, CAPTURING during a capture on its device. */
+/* Copies the elements of a view of a storage, given by its number, row-major, into `bytes` bytes (exactly the view's
+ * size). Waits for queued work that writes the storage. It leaves no trace: observers are not told, no stream is
+ * ordered, and a fault that a wait would report is not reported yet. STATE if the storage is gone, CAPTURING during a
+ * capture on its device. */
 NIB_API nib_status nib_peek(nib_runtime *runtime, uint64_t storage, nib_dtype dtype, int64_t offset_bytes, int32_t ndim,
                             const int64_t *shape, const int64_t *stride, void *data, size_t bytes);
 
@@ -169,8 +170,8 @@ typedef struct nib_writer nib_writer;
 NIB_API nib_status nib_writer_create(nib_runtime *runtime, const char *path, nib_writer **out);
 /* After a write that failed, all others fail, and the file is not kept. */
 NIB_API nib_status nib_writer_write(nib_writer *writer, const void *data, size_t bytes);
-/* Frees the writer. keep: puts the file in its place, and fails when that, or a write before, did not succeed;
- * otherwise what was there stays. Also on a runtime that is closed; in a child process after fork it does nothing. */
+/* Frees the writer. With `keep` it puts the file in its place, and fails if that or an earlier write failed. Without,
+ * the old file stays. Works on a closed runtime too; does nothing in a child process after fork. */
 NIB_API nib_status nib_writer_close(nib_writer *writer, bool keep);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* nibble: kernels of your own, profiling and observing, for hosts that are tools. What nibble.h says at its top holds here too. */
+/* nibble: kernels of your own, profiling and observing, for hosts that are tools. What nibble.h says at its top holds
+ * here too. */
 #ifndef NIBBLE_TOOLS_H
 #define NIBBLE_TOOLS_H
 
@@ -8,17 +9,17 @@
 extern "C" {
 #endif
 
-/* ---- Kernels of your own (CUDA devices) ------------------------------------------------------------------------------ */
+/* ---- Kernels of your own (CUDA devices) ------------------------------------------------------------------------ */
 
 typedef struct nib_module nib_module;           /* device code: PTX, a cubin or a fatbin */
 typedef struct nib_user_kernel nib_user_kernel; /* a function in it; keeps it alive */
 
-#define NIB_MAX_ARGUMENTS 64
+#define NIB_MAX_ARGUMENTS  64
 #define NIB_ARGUMENT_BYTES 4096
 
-/* Compiles CUDA C++ with NVRTC for the device. `options` go to the compiler; nibble's headers ("nvfp4.h" and what it needs) can
- * be included. UNAVAILABLE when the device runs no user kernels or libnvrtc is not there; INVALID with the compiler's log as the
- * message when the source does not compile. */
+/* Compiles CUDA C++ with NVRTC for the device. `options` go to the compiler; nibble's headers ("nvfp4.h" and what it
+ * needs) can be included. UNAVAILABLE when the device runs no user kernels or libnvrtc is not there; INVALID with the
+ * compiler's log as the message when the source does not compile. */
 NIB_API nib_status nib_compile(nib_device *device, const char *source, const char *const *options, int32_t option_count,
                                nib_module **out);
 /* Loads PTX, a cubin or a fatbin. */
@@ -38,7 +39,8 @@ typedef struct nib_kernel_attributes {
   int32_t max_dynamic_shared_bytes;
   int32_t ptx_version, binary_version; /* 90: 9.0 */
 } nib_kernel_attributes;
-NIB_API void nib_user_kernel_attributes_sized(const nib_user_kernel *kernel, nib_kernel_attributes *out, size_t out_bytes);
+NIB_API void nib_user_kernel_attributes_sized(const nib_user_kernel *kernel, nib_kernel_attributes *out,
+                                              size_t out_bytes);
 static inline nib_kernel_attributes nib_user_kernel_attributes(const nib_user_kernel *kernel) {
   nib_kernel_attributes attributes;
   nib_user_kernel_attributes_sized(kernel, &attributes, sizeof attributes);
@@ -61,51 +63,51 @@ typedef struct nib_launch_desc {
   const nib_argument *arguments;
 } nib_launch_desc;
 /* Work of the stream like any operation: asynchronous, capturable; tensors count as read and written. */
-NIB_API nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc,
-                                                size_t desc_bytes);
-static inline nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel, const nib_launch_desc *desc) {
+NIB_API nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *kernel,
+                                                const nib_launch_desc *desc, size_t desc_bytes);
+static inline nib_status nib_user_kernel_launch(nib_stream *stream, nib_user_kernel *kernel,
+                                                const nib_launch_desc *desc) {
   return nib_user_kernel_launch_sized(stream, kernel, desc, sizeof *desc);
 }
 
-/* ---- Profiling and observing -------------------------------------------------------------------------------------- */
+/* ---- Profiling and observing ----------------------------------------------------------------------------------- */
 
-/* A named range on the calling thread's line in a profiler (NVTX, where libnvtx3interop or libnvToolsExt is on the machine), and for
- * an observer. */
+/* A named range on the calling thread's line in a profiler (NVTX, where libnvtx3interop or libnvToolsExt is on the
+ * machine), and for an observer. */
 NIB_API void nib_range_push(nib_runtime *runtime, const char *name);
 NIB_API void nib_range_pop(nib_runtime *runtime);
 
-/* For checkers and tracers: a function that is told what was done, in the order in which it was done, by functions that
- * succeeded. It runs inside the nib_ function, on its thread, and may call no nib_ function but those that take const pointers.
- * What it is given is valid until it returns; names are literals, but for a user's `kernel`. Accesses of the host's own, through
- * nib_tensor_data, are not seen. */
+/* Observing is for checkers and tracers. A runtime calls its observer after each thing that was done, in that order,
+ * from inside the nib_ function that did it and on its thread; a function that fails is not observed. The observer may
+ * only call nib_ functions that take const pointers. What it is given is valid until it returns. Names are literals,
+ * except for the `kernel` of a user's. Accesses through nib_tensor_data are not seen. */
 
 /* X(symbol, name): the fields that are set besides `operation` and `device` */
-#define NIB_OBSERVATION_LIST(X)                                                                                            \
-  X(WORK, "work")                       /* queued on `stream`, or recorded as `node` of `capture`: `kernel`, `accesses`, ... */ \
-  X(EVENT_RECORD, "event_record")       /* `event` on `stream`, inside `capture` */                                        \
-  X(STREAM_WAIT, "stream_wait")         /* `stream` waits for `event`; it joins `capture` */                               \
-  X(SYNCHRONIZED, "synchronized")       /* the host waited for `stream`, `event` or the writers of `storage`; else the device */ \
-  X(HOST_READ, "host_read")             /* `accesses`; by the host itself, now */                                          \
-  X(HOST_WRITE, "host_write")                                                                                              \
-  X(CAPTURE_BEGIN, "capture_begin")     /* `capture` on `stream` */                                                        \
-  X(CAPTURE_END, "capture_end")         /* `capture` on `stream` is what `graph` does from now on */                       \
-  X(CAPTURE_ABORT, "capture_abort")     /* `unjoined`: the stream that made it fail, or 0 */                               \
-  X(REPLAY, "replay")                   /* `graph` queued on `stream` */                                                   \
-  X(STORAGE_CREATED, "storage_created") /* `storage` of `bytes` */                                                         \
-  X(STORAGE_FREED, "storage_freed")     /* nothing but queued work can use `storage` any more */                           \
-  X(TENSOR_RELEASED, "tensor_released") /* `storage` has `handles` tensors left (graphs keep it too) */                    \
-  X(EVENT_RELEASED, "event_released")                                                                                      \
-  X(GRAPH_RELEASED, "graph_released")                                                                                      \
-  X(STREAM_CREATED, "stream_created")                                                                                      \
-  X(STREAM_RELEASED, "stream_released")                                                                                    \
-  X(RANGE_PUSH, "range_push")           /* `name`; ranges are the host's: the device is the CPU */                         \
+#define NIB_OBSERVATION_LIST(X)                                                                                      \
+  X(WORK, "work") /* queued on `stream`, or recorded as `node` of `capture`: `kernel`, `accesses`, ... */            \
+  X(EVENT_RECORD, "event_record") /* `event` on `stream`, inside `capture` */                                        \
+  X(STREAM_WAIT, "stream_wait")   /* `stream` waits for `event`; it joins `capture` */                               \
+  X(SYNCHRONIZED,                                                                                                    \
+    "synchronized")         /* the host waited for `stream`, `event` or the writers of `storage`; else the device */ \
+  X(HOST_READ, "host_read") /* `accesses`; by the host itself, now */                                                \
+  X(HOST_WRITE, "host_write")                                                                                        \
+  X(CAPTURE_BEGIN, "capture_begin")     /* `capture` on `stream` */                                                  \
+  X(CAPTURE_END, "capture_end")         /* `capture` on `stream` is what `graph` does from now on */                 \
+  X(CAPTURE_ABORT, "capture_abort")     /* `unjoined`: the stream that made it fail, or 0 */                         \
+  X(REPLAY, "replay")                   /* `graph` queued on `stream` */                                             \
+  X(STORAGE_CREATED, "storage_created") /* `storage` of `bytes` */                                                   \
+  X(STORAGE_FREED, "storage_freed")     /* nothing but queued work can use `storage` any more */                     \
+  X(TENSOR_RELEASED, "tensor_released") /* `storage` has `handles` tensors left (graphs keep it too) */              \
+  X(EVENT_RELEASED, "event_released")                                                                                \
+  X(GRAPH_RELEASED, "graph_released")                                                                                \
+  X(STREAM_CREATED, "stream_created")                                                                                \
+  X(STREAM_RELEASED, "stream_released")                                                                              \
+  X(RANGE_PUSH, "range_push") /* `name`; ranges are the host's: the device is the CPU */                             \
   X(RANGE_POP, "range_pop")
 
-typedef enum nib_observation_kind {
 #define X(symbol, name) NIB_OBSERVED_##symbol,
-  NIB_OBSERVATION_LIST(X)
+typedef enum nib_observation_kind { NIB_OBSERVATION_LIST(X) } nib_observation_kind;
 #undef X
-} nib_observation_kind;
 
 /* A tensor that work reads or writes: all of it, or the elements that the operation's index tensors and lengths say. */
 typedef struct nib_access {
@@ -115,9 +117,9 @@ typedef struct nib_access {
   const char *kv_layout; /* "NHD" or "HND" of a paged cache, else NULL */
 } nib_access;
 
-/* An argument that is no tensor, and is not to be seen from the tensors' shapes: "max_kv_len", "inverse", "apply_q_rope",
- * "compress_ratio"; scales that are numbers; of fill "value", of arange "start" and "step", of random values "seed" and "low" and
- * "range". */
+/* An argument that is no tensor and does not follow from the tensors' shapes: "max_kv_len", "inverse", "apply_q_rope",
+ * "compress_ratio"; scales that are numbers; of fill "value", of arange "start" and "step", of random values "seed" and
+ * "low" and "range". */
 typedef enum nib_attribute_kind { NIB_ATTRIBUTE_INTEGER, NIB_ATTRIBUTE_BOOLEAN, NIB_ATTRIBUTE_REAL } nib_attribute_kind;
 #define NIB_MAX_ATTRIBUTES 4
 typedef struct nib_attribute {
@@ -139,7 +141,7 @@ typedef struct nib_observation {
   int64_t handles;
   int64_t time_ns;  /* of a clock that only goes forward: now that it is queued or done */
   int64_t begin_ns; /* of work, records, waits, reads, writes and replays: when the function that did it began to */
-  int32_t node; /* from 0; -1: none */
+  int32_t node;     /* from 0; -1: none */
   int32_t dep_count;
   const int32_t *deps; /* the nodes that it waits for, ascending */
   const nib_access *accesses;
@@ -153,13 +155,14 @@ NIB_API const char *nib_observation_name(nib_observation_kind kind); /* "work", 
 NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *user, const nib_observation *observation),
                                  void *user);
 
-/* A look at what a storage holds, by number: the elements of a view, row-major, into `bytes` bytes (exactly its size). It waits
- * for what was queued to write the storage; no observer, and no order between streams, knows of it, and what a wait would report
- * stays to be reported. STATE when the storage is gone, CAPTURING during a capture on its device. */
+/* Copies the elements of a view of a storage, given by its number, row-major, into `bytes` bytes (exactly the view's
+ * size). Waits for queued work that writes the storage. It leaves no trace: observers are not told, no stream is
+ * ordered, and a fault that a wait would report is not reported yet. STATE if the storage is gone, CAPTURING during a
+ * capture on its device. */
 NIB_API nib_status nib_peek(nib_runtime *runtime, uint64_t storage, nib_dtype dtype, int64_t offset_bytes, int32_t ndim,
                             const int64_t *shape, const int64_t *stride, void *data, size_t bytes);
 
-/* ---- Files of your own ---------------------------------------------------------------------------------------------- */
+/* ---- Files of your own ----------------------------------------------------------------------------------------- */
 
 typedef struct nib_writer nib_writer;
 
@@ -167,8 +170,8 @@ typedef struct nib_writer nib_writer;
 NIB_API nib_status nib_writer_create(nib_runtime *runtime, const char *path, nib_writer **out);
 /* After a write that failed, all others fail, and the file is not kept. */
 NIB_API nib_status nib_writer_write(nib_writer *writer, const void *data, size_t bytes);
-/* Frees the writer. keep: puts the file in its place, and fails when that, or a write before, did not succeed; otherwise what was
- * there stays. Also on a runtime that is closed; in a child process after fork it does nothing. */
+/* Frees the writer. With `keep` it puts the file in its place, and fails if that or an earlier write failed. Without,
+ * the old file stays. Works on a closed runtime too; does nothing in a child process after fork. */
 NIB_API nib_status nib_writer_close(nib_writer *writer, bool keep);
 
 #ifdef __cplusplus
