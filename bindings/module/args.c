@@ -33,12 +33,12 @@ static void describe_string(lua_State *L, const char *string, size_t length) {
 }
 
 static void describe_object(lua_State *L, int index) {
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class ++) {
-    const nib_lua_object *object = nib_lua_test(L, index, (nib_lua_class) class);
-    const char *name = nib_lua_class_names[class];
+  for (int kind = 0; kind < NIB_LUA_CLASS_COUNT; kind++) {
+    const nib_lua_object *object = nib_lua_test(L, index, (nib_lua_class)kind);
+    const char *name = nib_lua_class_names[kind];
     if (!object) continue;
     if (!nib_lua_is_open(object)) lua_pushfstring(L, "a closed %s", name);
-    else if (class == NIB_LUA_TENSOR) describe_tensor(L, object->tensor);
+    else if (kind == NIB_LUA_TENSOR) describe_tensor(L, object->tensor);
     else lua_pushfstring(L, "%s %s", *name == 'e' ? "an" : "a", name);
     return;
   }

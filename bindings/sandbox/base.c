@@ -416,8 +416,8 @@ static void open_module(lua_State *L, int globals) {
   nib_lua_open_module(L, nib_sandbox_of(L)->runtime, NULL);
   keep_fields(L, lua_gettop(L), functions);
   lua_setfield(L, globals, "nibble");
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class ++) {
-    luaL_getmetatable(L, lua_pushfstring(L, "nibble.%s", nib_lua_class_names[class]));
+  for (int kind = 0; kind < NIB_LUA_CLASS_COUNT; kind++) {
+    luaL_getmetatable(L, lua_pushfstring(L, "nibble.%s", nib_lua_class_names[kind]));
     lua_pushvalue(L, -2);
     lua_setfield(L, -2, "__metatable");
     lua_getfield(L, -1, "methods");

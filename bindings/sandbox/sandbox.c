@@ -110,9 +110,9 @@ static bool is_long_string(const void *pointer) {
 }
 
 static void count_string(nib_sandbox *sandbox, size_t size, int32_t change) {
-  int class = 0;
-  while (size >> class > 1) class ++;
-  sandbox->strings[class] += change;
+  int kind = 0;
+  while (size >> kind > 1) kind++;
+  sandbox->strings[kind] += change;
   int longest = NIB_SANDBOX_CLASSES - 1;
   while (longest >= 0 && sandbox->strings[longest] == 0) longest--;
   size_t most = longest < 0 ? NIB_SANDBOX_COUNT : SLOW_BYTES >> (longest + 1);
@@ -313,9 +313,9 @@ static void set_allowance(nib_sandbox *sandbox, bool beside) {
   sandbox->lua_most = config->lua_memory;
   if (beside && sandbox->lua_used > sandbox->lua_base) sandbox->lua_most += sandbox->lua_used - sandbox->lua_base;
   sandbox->host_most = sandbox->host_limit + (beside ? sandbox->host_used : 0);
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class ++)
-    sandbox->module->limits.most[class] =
-      (class == NIB_LUA_STREAM ? config->streams : config->tensors) + (beside ? sandbox->module->count[class] : 0);
+  for (int kind = 0; kind < NIB_LUA_CLASS_COUNT; kind++)
+    sandbox->module->limits.most[kind] =
+      (kind == NIB_LUA_STREAM ? config->streams : config->tensors) + (beside ? sandbox->module->count[kind] : 0);
   nib_set_limits(sandbox->runtime, config->device_memory + device, config->queued_bytes,
                  config->streams + (beside ? sandbox->module->count[NIB_LUA_STREAM] : 0));
 }
@@ -324,9 +324,9 @@ static void set_allowance(nib_sandbox *sandbox, bool beside) {
 static bool is_too_much(const nib_sandbox *sandbox, int32_t times) {
   const nib_sandbox_config *config = &sandbox->config;
   bool too_much = sandbox->lua_used / (size_t)times > config->lua_memory;
-  for (int class = 0; class < NIB_LUA_CLASS_COUNT; class ++)
+  for (int kind = 0; kind < NIB_LUA_CLASS_COUNT; kind++)
     too_much =
-      too_much || sandbox->module->count[class] / times > (class == NIB_LUA_STREAM ? config->streams : config->tensors);
+      too_much || sandbox->module->count[kind] / times > (kind == NIB_LUA_STREAM ? config->streams : config->tensors);
   for (int32_t i = 0; i < nib_device_count(sandbox->runtime); i++)
     too_much = too_much || nib_device_memory(nib_device_at(sandbox->runtime, i)).used_bytes / (uint64_t)times >
                              config->device_memory;
