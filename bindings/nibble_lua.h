@@ -41,8 +41,8 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
  * - One instruction of Lua is not interrupted: 2 ms, plus 1 ms for each 64 KiB that it touches (two strings that are
  *   compared or joined, part of a table, a tensor that is made or freed, all of Lua's memory when a collection comes
  *   because it has run out).
- * - If n integer keys of a table all collide, a rehash takes n * n nanoseconds, with n up to lua_memory / 256 (0.3 s at
- *   4 MiB).
+ * - If n integer keys of a table all collide, a rehash takes up to 2 n * n nanoseconds, with n up to lua_memory / 256
+ *   (0.5 s at 4 MiB).
  * - A GPU's driver makes and frees a graph in one call, up to 5 us a node.
  * - The first use of a GPU opens it, which takes the driver 0.1 s and more. nib_sandbox_create opens the default
  * device; a script that names another GPU opens that one in its call. Where that is too late, make the calls on a
