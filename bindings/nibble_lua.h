@@ -45,9 +45,10 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
  *   (0.5 s at 4 MiB).
  * - A GPU's driver makes and frees a graph in one call, up to 5 us a node.
  * - The first use of a GPU opens it, which takes the driver 0.1 s and more. nib_sandbox_create opens the default
- * device; a script that names another GPU opens that one in its call. Where that is too late, make the calls on a
- * thread of your own and go on without them (nib_sandbox_cancel). Strings of more than 512 bytes make a script slower,
- * because the clock is read more often while they live.
+ *   device. A script that names another GPU opens that one in its call.
+ *
+ * Where that is too late, make the calls on a thread of your own and go on without them (nib_sandbox_cancel). Strings
+ * of more than 512 bytes make a script slower, because the clock is read more often while they live.
  *
  * Some things differ from Lua. No metatable has __gc, __close or __mode, and metamethods are read when setmetatable is
  * called. xpcall calls its handler after the stack is unwound. tostring shows no addresses. `load` takes text alone.

@@ -10,7 +10,8 @@
  * keep what they need alive: a tensor its storage, a graph the storages of all its nodes, the
  * runtime itself as long as objects of it exist. Releasing never blocks: memory that queued work
  * still uses is freed when that work is done (nib_tick, the next allocation, the next wait).
- * Configs, descriptors, names and shapes are read during the call alone.
+ * Configs, descriptors, names and shapes are read during the call alone. A pointer must not be
+ * NULL where its comment does not allow that.
  *
  * Threads. A runtime and all objects of it are used by one thread at a time; the caller sees to
  * that. Different runtimes are independent; nib_set_deadline alone may be called from any thread.
@@ -44,17 +45,18 @@
  * The binary interface. A program runs, without being rebuilt, with every later library of the same
  * NIB_ABI_VERSION (the number in libnibble.so.N), and with an earlier one if it uses nothing new.
  * While that number stays:
- * - Functions and their parameters stay, and so do the names and values of enums. New functions and
- * new values come: be ready for a status, a dtype or a kind of observation that you do not know.
- * - Configs, descriptors and results (each struct whose function has a *_sized form) grow at their
- * end. The inline function in this header passes the size that the struct had when you compiled.
- * Zero-initialise the struct: a field that your header does not have is 0, which means "as before".
- * A library that does not have a field accepts 0 there and refuses the rest (INVALID). The library
- * exports the *_sized forms; other languages call these.
- * - Structs behind const pointers (nib_device_info, nib_safetensors_entry, nib_observation) grow at
- * their end: do not make arrays of them, and do not rely on their size.
+ * - Functions and their parameters stay, and so do the names and values of enums. New functions
+ *   and new values come: be ready for a status, a dtype or a kind of observation that you do not
+ *   know.
+ * - Configs, descriptors and results (each struct whose function has a *_sized form) grow at
+ *   their end. The inline function in this header passes the size that the struct had when you
+ *   compiled. Zero-initialise the struct: a field that your header does not have is 0, which
+ *   means "as before". A library that does not have a field accepts 0 there and refuses the rest
+ *   (INVALID). The library exports the *_sized forms; other languages call these.
+ * - Structs behind const pointers (nib_device_info, nib_safetensors_entry, nib_observation) grow
+ *   at their end: do not make arrays of them, and do not rely on their size.
  * - Structs inside others or in arrays (nib_number, nib_cache, nib_scale_source, nib_argument,
- * nib_access, nib_attribute) and NIB_MAX_NDIM never change.
+ *   nib_access, nib_attribute) and NIB_MAX_NDIM never change.
  *
  * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name
  * says bytes. */
@@ -355,11 +357,12 @@ NIB_API nib_status nib_tensor_alias(nib_tensor *tensor, nib_tensor **out);
  * shape and may share memory with it (all is read before any is written). Devices may differ;
  * `stream` is then of either one.
  * - Between a GPU and a contiguous tensor in pinned memory, with a stream of the GPU: queued for
- * the copy engine, with conversions and strides on the GPU's side; may be captured. The call waits
- * only for CPU work that is queued on the pinned tensor already. Reading the tensor waits for the
- * copy. Later CPU work on it does not: order it by nib_event_record and nib_stream_wait.
+ *   the copy engine, with conversions and strides on the GPU's side; may be captured. The call
+ *   waits only for CPU work that is queued on the pinned tensor already. Reading the tensor waits
+ *   for the copy. Later CPU work on it does not: order it by nib_event_record and
+ *   nib_stream_wait.
  * - Between two GPUs: queued in `stream`, after all writers of the source, and ordered as work of
- * the other GPU's default stream too. Refused during a capture.
+ *   the other GPU's default stream too. Refused during a capture.
  * - Otherwise the call waits for the source's writers. Refused during a capture. */
 NIB_API nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source);
 /* The same with a stream of each tensor's device: `to` of the destination's and `from` of the

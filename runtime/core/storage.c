@@ -23,7 +23,7 @@
  * that the host still holds have no data from then on. Exports may outlive the runtime:
  * - One that comes back on another thread before the close waits in rt->returned; the runtime's thread takes it.
  * - After the close it is released where it comes back, under the lock of exports. What it released of foreign memory
- * is told only after the lock is free (rt->gone), because `release` may wait for a thread that wants the lock.
+ *   is told only after the lock is free (rt->gone), because `release` may wait for a thread that wants the lock.
  * - A GPU stays open while an export needs its driver; rt->lingering counts them, and the last closes the GPUs.
  * - The runtime's own struct is freed with the last handle or export (rt->handles). */
 #include "core.h"

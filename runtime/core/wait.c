@@ -7,9 +7,9 @@
  * Work that fails does not stop its stream, and is not told by the call that queued it. Two kinds of trouble are kept
  * until a wait of the host asks:
  * - A function that the host queued (nib_stream_call) returned an error. The stream keeps the first one.
- * - A content fault: a kernel met data that its operation refuses. It claims the device's nib_fault record (params.h),
- *   which lies in memory that both kernels and the host reach, unless an earlier fault is still in it. The record does
- * not name a stream: any wait on the device finds it.
+ * - A content fault: a kernel met data that its operation refuses. It claims the device's nib_fault record
+ *   (params.h), which lies in memory that both kernels and the host reach, unless an earlier fault is still in it.
+ *   The record does not name a stream: any wait on the device finds it.
  *
  * Every public wait (synchronize, nib_tensor_wait, the wait of an event) ends with nib_take_trouble, which returns the
  * trouble as an error, and once: it empties the record, and work goes on. A wait for one stream takes that stream's
