@@ -199,6 +199,15 @@ put(P, A:slots(p)) --2
 put(P, slots) --1]])
   end)
 
+  it("with the place of a wrong table, as without checks", function()
+    nibble.check(true)
+    local _, message = pcall(function() return nibble.tensor({ 1, {} }), 1 end)
+    nibble.check(false)
+    local _, plain = pcall(function() return nibble.tensor({ 1, {} }), 1 end)
+    assert.equal((plain:gsub(":%d+:", ":", 1)), (message:gsub(":%d+:", ":", 1)))
+    assert.matches("checker_pages_spec.lua:%d+: tensor: ", message)
+  end)
+
   it("by tensors of a batch that went", function()
     fault("foreign entry", "writes entry 0 of page 0 %(slot_mapping index 0%) for request 1, but request 2 has the page now", POOL .. [[
 local old = A:allocate(2)
@@ -209,6 +218,23 @@ put(P, A:slots(p))
 --fix t = pages.tensors(A:batch {p})
 local slots = nibble.zeros({2}, {dtype = "int64"})
 slots:copy(t.slot_mapping)
+put(P, slots, bf16(2, 2, 64)) --1]])
+    fault("foreign entry", "writes entry 0 of page 0 %(slot_mapping index 0%) for request 1, but request 2 has "
+      .. "the page now", POOL .. [[
+local old = A:allocate(2)
+local slots = nibble.tensor(A:slots(old))
+A:free(old)
+local p = A:allocate(2) --2
+put(P, A:slots(p))
+--fix slots = nibble.tensor(A:slots(p))
+put(P, slots, bf16(2, 2, 64)) --1]])
+    fault("foreign entry", "for request 1, but request 2 has the page now", POOL .. [[
+local old = A:allocate(2)
+local slots = nibble.tensor(A:batch({old}).slot_mapping, {dtype = "int32"})
+A:free(old)
+local p = A:allocate(2) --2
+put(P, A:slots(p))
+--fix slots = nibble.tensor(A:batch({p}).slot_mapping, {dtype = "int32"})
 put(P, slots, bf16(2, 2, 64)) --1]])
     fault("foreign row", "reads row 0 of block_tables, which was made for request 1, but request 2 has its pages now", POOL .. [[
 local old = A:allocate(2)

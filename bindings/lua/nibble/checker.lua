@@ -220,8 +220,24 @@ end
 
 ---------------------------------------------------------------------------------------------------------- on and off
 
+-- While checked mode is on, nibble.tensor says which table a tensor was made of: an allocator's tables carry their
+-- request. Errors keep the place of the script's call.
+local plain, telling = nibble.tensor, nil
+
+local function tell_tensors()
+  plain = nibble.tensor
+  telling = function(data, ...)
+    local ok, made = pcall(plain, data, ...)
+    if not ok then error(made, 2) end
+    if type(data) == "table" then pages.made(data, made) end
+    return made
+  end
+  nibble.tensor = telling
+end
+
 local function stop()
   nibble.observe(nil, "nibble.checker")
+  if nibble.tensor == telling then nibble.tensor = plain end
   pages.listener, active = nil, nil
 end
 
@@ -242,6 +258,7 @@ local function start(handler, place)
     self.owners:copied(passing.from.view, passing.to.view)
   end)
   pages.listener = self.owners
+  tell_tensors()
   for allocator, views in pairs(pages.watched) do self.owners:watch(allocator, views) end
   nibble.observe(function(o)
     if o.stream then self.devices[o.stream] = o.device end

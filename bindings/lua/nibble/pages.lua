@@ -324,6 +324,25 @@ function allocator:free(request)
   tell("released", self, request, request.pages)
 end
 
+-- Tables of rows or slots -> {allocator, whose each is, or whose all are}: checked mode knows the tensors that are made
+-- of them by it.
+local carried = setmetatable({}, { __mode = "k" })
+
+--- For checked mode: a tensor was made of a table. It is remembered whose slots or rows it has, if they are an
+--- allocator's.
+---@param list table
+---@param made nibble.tensor
+function pages.made(list, made)
+  local owner = carried[list]
+  if not owner then return end
+  local whose = owner[2]
+  if owner[3] then
+    whose = {}
+    for i = 1, #list do whose[i] = owner[3] end
+  end
+  tell("tensor", owner[1], list, whose, made)
+end
+
 --- The slots of `count` tokens from `position` on (default: all tokens).
 ---@param request nibble.request
 ---@param position? integer
@@ -341,6 +360,7 @@ function allocator:slots(request, position, count)
   for token = position, position + count - 1 do
     slots[#slots + 1] = request.pages[token // size + 1] * size + token % size
   end
+  carried[slots] = { self, nil, request }
   return slots
 end
 
@@ -357,9 +377,6 @@ end
 ---@field max_pages? integer   columns of block_tables; default: the longest request's pages
 ---@field new_tokens? integer  of each request, the last tokens whose slots are wanted; default: all
 ---@field num_slots? integer   length of slot_mapping, padding included; default: no padding
-
--- Rows or slots of a batch -> {allocator, whose each is}: the checker knows the tensors that are made of them by it.
-local carried = setmetatable({}, { __mode = "k" })
 
 --- What kernels read, for some requests as one batch. Padding never points at a page: slots and pages are -1, lengths
 --- 0.
@@ -471,10 +488,7 @@ function pages.tensors(batch, opts)
     kv_page_indptr = tensor("kv_page_indptr", "int32", { #batch.kv_page_indptr }),
     slot_mapping = tensor("slot_mapping", opts.slot_mapping or "int64", { #batch.slot_mapping }),
   }
-  for name, made in pairs(tensors) do
-    local owner = carried[batch[name]]
-    if owner then tell("tensor", owner[1], batch[name], owner[2], made) end
-  end
+  for name, made in pairs(tensors) do pages.made(batch[name], made) end
   return tensors
 end
 
