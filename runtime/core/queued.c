@@ -101,8 +101,12 @@ nib_status nib_drop_work(nib_runtime *rt, int32_t *cut) {
         rt->devices[i].backend->dropping ? rt->devices[i].backend->dropping->drop(stream, stream->marked) : 0;
       any = any || stream->dropped != 0;
     }
-  for (int32_t i = 0; any && cut && i < rt->device_count; i++)
-    for (const struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
-      *cut += is_cut(storage);
+  for (int32_t i = 0; any && (cut || rt->observe) && i < rt->device_count; i++)
+    for (const struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next) {
+      if (!is_cut(storage)) continue;
+      if (cut) ++*cut;
+      NIB_TELL(rt, NIB_OBSERVED_STORAGE_CUT, .operation = "drop_work", .device = &rt->devices[i],
+               .storage = storage->id);
+    }
   return NIB_OK;
 }

@@ -3,7 +3,7 @@
 #include "host.h"
 
 static struct {
-  int count[NIB_OBSERVED_RANGE_POP + 1], total;
+  int count[NIB_OBSERVED_STORAGE_CUT + 1], total;
   nib_observation last;
   nib_access access;
   uint64_t node_capture;
@@ -34,7 +34,7 @@ static nib_status nothing(void *user) {
 }
 
 int main(void) {
-  CHECK(strcmp(nib_observation_name((nib_observation_kind)(NIB_OBSERVED_RANGE_POP + 1)), "?") == 0);
+  CHECK(strcmp(nib_observation_name((nib_observation_kind)(NIB_OBSERVED_STORAGE_CUT + 1)), "?") == 0);
   nib_runtime *runtime = NULL;
   OK(NULL, nib_runtime_create(NULL, &runtime));
   nib_device *device = device_of(runtime);

@@ -122,6 +122,11 @@ describe("a host in C", function()
     run_on_standin("queued", true)
   end)
 
+  it("tells observers and checked mode what dropped work was to write", function()
+    run("dropped", { lua = true,
+      before = ("export LUA_PATH=%s; "):format(quote(process.root .. "bindings/lua/?.lua;" .. package.path)) })
+  end)
+
   it("gets its thread back within a millisecond of a budget, whatever is freed, and of a deadline, whatever is read",
     function()
     run("budgets", { args = process.sanitized() and "count" or "" })

@@ -214,6 +214,8 @@ function on.storage_freed(self, o)
   self.owners:storage_freed(o.storage)
 end
 
+function on.storage_cut(self, o) self.memory:cut(o.storage) end
+
 function on.tensor_released(self, o)
   if o.handles == 0 and not o.collected then self.graphs:closed(o.storage, o.where, o.callers) end
 end

@@ -662,7 +662,7 @@ function nibble.mla.dequantize_cache(cache, slots) end
 --- the stream that was not joined back, if that was it. storage_created, storage_freed (but queued work may still use
 --- it): `storage`, bytes. tensor_released: `storage`, handles (tensors left on it), collected. event_released,
 --- graph_released, stream_created, stream_released. range_push: nibble.range(name, ...) begins. range_pop: the
---- innermost ends.
+--- innermost ends. storage_cut: work that was to write `storage` was dropped (by a host, nib_drop_work).
 ---@class nibble.observation
 ---@field kind string
 ---@field operation string       as in error messages: "tensor:copy", "page.nvfp4_quantize_append_..."

@@ -255,7 +255,7 @@ local KINDS = {
     storage_freed = { "storage" },
   tensor_released = { "storage" }, event_released = { "event" }, graph_released = { "graph" },
     stream_created = { "stream" },
-  stream_released = { "stream" }, range_push = { "name" }, range_pop = {},
+  stream_released = { "stream" }, range_push = { "name" }, range_pop = {}, storage_cut = { "storage" },
 }
 
 -- What fields are, where there are any.

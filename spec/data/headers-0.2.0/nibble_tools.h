@@ -103,7 +103,8 @@ NIB_API void nib_range_pop(nib_runtime *runtime);
   X(STREAM_CREATED, "stream_created")                                                                                \
   X(STREAM_RELEASED, "stream_released")                                                                              \
   X(RANGE_PUSH, "range_push") /* `name`; ranges are the host's: the device is the CPU */                             \
-  X(RANGE_POP, "range_pop")
+  X(RANGE_POP, "range_pop")                                                                                          \
+  X(STORAGE_CUT, "storage_cut") /* `storage` counts as never written: nib_drop_work dropped what was to write it */
 
 #define X(symbol, name) NIB_OBSERVED_##symbol,
 typedef enum nib_observation_kind { NIB_OBSERVATION_LIST(X) } nib_observation_kind;

@@ -436,6 +436,13 @@ function memory.unwrite(storage, list)
   end
 end
 
+--- Work that was to write a storage was dropped: nothing has written it.
+function memory:cut(id)
+  local storage = self:storage(id)
+  storage.written, storage.version = {}, self:tick()
+  if storage.fresh then memory.unwrite(storage, { 0, storage.bytes }) end
+end
+
 --- The first byte of an item that nothing has written, or nil. For the pieces of a pool that an allocator watches:
 --- since the page was handed out. `skip[page]`: something worse was reported.
 function memory:first_unwritten(item, skip)
