@@ -1,4 +1,28 @@
-/* Sandboxes: memory, time, and the calls of the host. What scripts can reach is in base.c. */
+/* Sandboxes: memory, time, and the calls of the host. What scripts can reach is in base.c.
+ *
+ * How a call ends. `run` sets the deadline, for the script here and for the runtime by nib_set_deadline, and installs a
+ * count hook. Three things look at the clock from then on:
+ * - The hook, after `count` instructions. It aims at one look each 50 us: it measures how long the last instructions
+ *   took and sets the next count from that, down to 1. A coroutine has a hook of its own, so nib_sandbox_watch corrects
+ *   one that was set before instructions became slow.
+ * - Functions of ours that may work for long (matching, sorting, joining, compiling in pieces, tables to tensors) call
+ *   nib_sandbox_check between steps.
+ * - The runtime: each wait, read and comparison of tensors returns TIMEOUT at its deadline.
+ *
+ * Single instructions can be slow too, and no hook interrupts one. So Lua's allocator watches for what makes them slow.
+ * After 64 KiB of new memory, and when an allocation is refused (Lua then collects everything), the hook runs at the
+ * next instruction. While strings of more than 512 bytes live, at most so many instructions pass between two looks as
+ * could compare 128 KiB of them; such strings are recognized at their end by their address (8 bytes behind a multiple
+ * of 16). What is left is the bound that nibble_lua.h states.
+ *
+ * When the time is over, `expire` raises an error: a light userdata, which needs no memory. A script must not survive
+ * it. pcall, xpcall, coroutine functions and `load` of a sandbox rethrow it (nib_sandbox_rethrow), and the hook stays
+ * at one instruction, so that a handler or a __close method ends at once as well. Whatever error comes out of a call
+ * whose time is over, the call is EXPIRED.
+ *
+ * Then `tell_end` drops the work that the call has queued (nib_drop_work, since the mark that `run` set) and says how
+ * many tensors that was to write. nib_sandbox_cancel sets a flag and moves the runtime's deadline to now, under a lock,
+ * so that it never meets the beginning of another call. */
 #define _POSIX_C_SOURCE 200809L
 #include <limits.h>
 #include <locale.h>
