@@ -47,10 +47,24 @@ return function(options)
     return ("%s:%d: "):format(source, trace.currentline)
   end
 
+  -- The order of a shuffled block: --seed repeats it.
+  local function seed_of(element)
+    local parent = busted.parent(element)
+    local seed = element.randomseed or (parent and parent.randomseed)
+    return seed and (" (--seed=%d)"):format(seed) or ""
+  end
+
+  -- Once, however often --repeat runs it.
+  local function skip(element, reason)
+    local text = place_of(element) .. full_name(element) .. ": " .. reason
+    if not skips[text] then skips[#skips + 1] = text end
+    skips[text] = true
+  end
+
   local function on_trouble(element, _, message, trace)
     -- What interpreters make of Ctrl-C. busted would go on with the next spec.
     if type(message) == "string" and message:find("interrupted!$") then os.exit(130) end
-    io.write(colored(31, "failed "), place_of(element, trace), full_name(element), "\n")
+    io.write(colored(31, "failed "), place_of(element, trace), full_name(element), seed_of(element), "\n")
     message = type(message) == "string" and message or require("pl.pretty").write(message)
     io.write("    ", (message:gsub("\n", "\n    ")), "\n")
     if options.verbose and trace and trace.traceback then
@@ -64,7 +78,7 @@ return function(options)
 
   local function on_pending(element, _, message)
     local reason = type(message) == "string" and message:gsub("^[^\n]-:%d+: ", "") or "no reason given"
-    table.insert(skips, place_of(element) .. full_name(element) .. ": " .. reason)
+    skip(element, reason)
     -- Not a spec: a setup or before_each that skips what is below it.
     if element.descriptor ~= "it" then skipped = skipped + 1 end
     return nil, true
@@ -82,7 +96,7 @@ return function(options)
       skipped = skipped + 1
       if element.descriptor == "pending" then -- as a block: pending("name", "reason")
         local reason = type(element.run) == "string" and element.run or "no reason given"
-        table.insert(skips, place_of(element) .. full_name(element) .. ": " .. reason)
+        skip(element, reason)
       end
     else
       failed = failed + 1
