@@ -40,6 +40,16 @@ ENTRY(written) {
   return nib_tensor_written(w->floats, w->other);
 }
 
+static void *find_standin(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  return library && dlsym(library, "nib_standin_fail") ? library : NULL;
+}
+
+/* Of an import: the CPU shares nothing by file descriptor, and a real driver takes no file of ours. */
+static nib_status of_import(const struct world *w, nib_status status) {
+  return w->ended || (w->module && find_standin()) ? status : NIB_UNAVAILABLE;
+}
+
 /* A descriptor of memory as the stand-in driver takes it. */
 static int memory_file(void) {
   int fd = memfd_create("entries", MFD_CLOEXEC);
@@ -57,7 +67,7 @@ ENTRY(import) {
   nib_import_desc desc = { .kind = NIB_FD_OPAQUE, .fd = memory_file(), .bytes = 4096 };
   nib_status status = nib_tensor_import(w->device, &desc, &w->made.tensors[0]);
   check_left(status, desc.fd);
-  return w->module || status != NIB_INVALID ? status : NIB_UNAVAILABLE; /* the CPU */
+  return of_import(w, status);
 }
 
 ENTRY(export) {
@@ -82,7 +92,7 @@ ENTRY(semaphore) {
           nib_semaphore_wait(w->stream, w->semaphore, 1) == w->ended);
     return nib_semaphore_signal(w->stream, w->semaphore, 1);
   }
-  if (status != NIB_OK) return w->module || status != NIB_INVALID ? status : NIB_UNAVAILABLE;
+  if (status != NIB_OK) return of_import(w, status);
   CHECK(nib_semaphore_device(w->made.semaphore) == w->device);
   if (w->inside) {
     CHECK(nib_semaphore_signal(w->stream, w->made.semaphore, 1) == NIB_CAPTURING);

@@ -66,8 +66,8 @@ static struct {
 } driver;
 
 static bool find_driver(void) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (!library || !dlsym(library, "nib_standin_fail")) return false;
+  void *library = find_standin();
+  if (!library) return false;
   *(void **)&driver.fail = dlsym(library, "nib_standin_fail");
   *(void **)&driver.fired = dlsym(library, "nib_standin_fired");
   *(void **)&driver.misuses = dlsym(library, "nib_standin_misuses");

@@ -137,8 +137,7 @@ describe("a host in C", function()
   end)
 
   it("may run scripts that it does not trust, reload, cancel and bound them", function()
-    -- On the CPU, or the stand-in: it makes hundreds of sandboxes, and each opens its GPU.
-    run("scripts", { lua = true, before = not os.getenv("NIB_STANDIN_LOG") and "export NIBBLE_DEVICE=cpu; " or nil })
+    run("scripts", { lua = true })
   end)
 
   it("may open and close hundreds of Lua states with the module", function()
