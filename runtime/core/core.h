@@ -392,9 +392,7 @@ static inline nib_attribute nib_attribute_single(const char *name, float value) 
 #define NIB_WORK(symbol, given)                                                                     \
   .name = nib_kernel_names[NIB_KERNEL_##symbol], .kernel = NIB_KERNEL_##symbol, .params = &(given), \
   .bytes = sizeof(given)
-/* Queues a kernel on the stream, or records it when the stream captures. `operation` is for messages. */
-nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params,
-                      size_t bytes, const nib_access *accesses, int32_t access_count);
+/* Queues work on the stream, or records it when the stream captures. `operation` is for messages. */
 nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work,
                       const nib_access *accesses, int32_t access_count);
 /* Refuses to write memory that is lent for reading. */

@@ -39,12 +39,6 @@ nib_status nib_submit(nib_stream *stream, const char *operation, const struct ni
   return NIB_OK;
 }
 
-nib_status nib_launch(nib_stream *stream, const char *operation, enum nib_kernel kernel, const void *params,
-                      size_t bytes, const nib_access *accesses, int32_t access_count) {
-  struct nib_work work = { .name = nib_kernel_names[kernel], .kernel = kernel, .params = params, .bytes = bytes };
-  return nib_submit(stream, operation, &work, accesses, access_count);
-}
-
 nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(void *user), void *user) {
   nib_status status = nib_check_stream(stream, "stream:call");
   if (status == NIB_OK) status = nib_check_not_capturing(stream->device, "stream:call");

@@ -54,13 +54,16 @@ void nib_check_untouched(struct nib_check *c, const nib_tensor *tensor) {
 }
 
 void nib_check_number(struct nib_check *c, nib_attribute attribute) {
-  if (c->status == NIB_OK && c->attribute_count < NIB_MAX_ATTRIBUTES) c->attributes[c->attribute_count++] = attribute;
+  if (c->status != NIB_OK) return;
+  if (c->attribute_count == NIB_MAX_ATTRIBUTES)
+    nib_check_fail(c, attribute.name, "expected at most %d numbers, got more", NIB_MAX_ATTRIBUTES);
+  else c->attributes[c->attribute_count++] = attribute;
 }
 
 static void check_disjoint(struct nib_check *c, const nib_access *output, const nib_access *other) {
   char have[NIB_DESCRIPTION];
   if (output->tensor->storage != other->tensor->storage) return;
-  if (output->tensor == other->tensor && output->parameter == other->parameter) return; /* in place */
+  if (output->tensor == other->tensor && strcmp(output->parameter, other->parameter) == 0) return; /* in place */
   if (nib_tensor_numel(output->tensor) > 0 && nib_tensor_numel(other->tensor) > 0 &&
       nib_tensor_overlaps(output->tensor, other->tensor))
     nib_check_fail(c, output->parameter, "expected a tensor that does not overlap %s, got one that does (%s)",

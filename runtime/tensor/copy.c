@@ -196,7 +196,7 @@ static nib_status copy_here(nib_stream *stream, nib_tensor *destination, nib_ten
   if (nib_tensor_overlaps(destination, source)) return copy_overlapping(stream, destination, source);
   struct nib_copy_params params = nib_copy_params_of(destination, view);
   nib_access accesses[] = { { destination, true, "destination", NULL }, { source, false, "source", NULL } };
-  return nib_launch(stream, "tensor:copy", NIB_KERNEL_COPY, &params, sizeof params, accesses, 2);
+  return nib_submit(stream, "tensor:copy", &(struct nib_work){ NIB_WORK(COPY, params) }, accesses, 2);
 }
 
 nib_status nib_tensor_copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
