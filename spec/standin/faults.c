@@ -213,8 +213,14 @@ CUresult standin_misuse(CUresult result, const char *format, ...) {
 
 bool standin_is_forked(void) { return getpid() != owner; }
 
+static void lock(void) { pthread_mutex_lock(&standin_lock); }
+static void unlock(void) { pthread_mutex_unlock(&standin_lock); }
+
 __attribute__((constructor)) static void begin(void) {
   owner = getpid();
+  /* A child asks for the counters. Without this, another thread may have the lock when the process is forked, and the
+   * child waits for it for ever. */
+  pthread_atfork(lock, unlock, unlock);
   const char *text = getenv("NIB_STANDIN_FAIL");
   if (text) read_rules(text);
 }
@@ -255,10 +261,12 @@ static bool initialised;
 CUresult standin_enter(const char *name, unsigned flags) {
   struct thread *thread = &standin_thread;
   thread->call = name;
-  /* As with the driver, a child of fork can use nothing. The lock may be held by a thread that the child does not
-   * have. */
+  /* As with the driver, a child of fork can use nothing. */
   if (standin_is_forked()) {
+    pthread_mutex_lock(&standin_lock);
+    calls++;
     if (!(flags & CALL_FREE_STANDING)) standin_misuse(CUDA_SUCCESS, "called in a child process after fork");
+    pthread_mutex_unlock(&standin_lock);
     return CUDA_ERROR_NOT_INITIALIZED;
   }
   if (thread->in_host_function)

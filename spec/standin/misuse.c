@@ -2,10 +2,12 @@
  * said so. Runs on the stand-in alone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "../../runtime/cuda/driver.h"
@@ -97,6 +99,34 @@ static void share(CUfunction function, CUstream stream) {
   before = misuses();
   OK(cu.DestroyExternalSemaphore(semaphore));
   close(counter);
+}
+
+static void *call_until_told(void *told) {
+  int count;
+  while (!__atomic_load_n((int *)told, __ATOMIC_ACQUIRE)) OK(cu.DeviceGetCount(&count));
+  return NULL;
+}
+
+/* A child can ask what it did, whatever another thread of the parent was doing when it was made. */
+static void call_in_children(void) {
+  int told = 0;
+  pthread_t thread;
+  check(pthread_create(&thread, NULL, call_until_told, &told) == 0, "a thread", "not made");
+  for (int i = 0; i < 100; i++) {
+    pid_t child = fork();
+    if (child == 0) {
+      CUcontext context;
+      alarm(20);
+      check(misuses() == before, "counters in a child", "not the parent's");
+      check(cu.DevicePrimaryCtxRetain(&context, 0) == CUDA_ERROR_NOT_INITIALIZED, "a call in a child", "worked");
+      expect("in a child process after fork");
+      _exit(0);
+    }
+    int status = -1;
+    check(child > 0 && waitpid(child, &status, 0) == child && status == 0, "a child of fork", "did not end well");
+  }
+  __atomic_store_n(&told, 1, __ATOMIC_RELEASE);
+  pthread_join(thread, NULL);
 }
 
 int main(void) {
@@ -202,6 +232,7 @@ int main(void) {
   OK(cu.StreamSynchronize(stream));
   OK(cu.MemFreeHost(pinned));
   share(function, second);
+  call_in_children();
   OK(cu.MemPoolDestroy(pool));
   OK(cu.ModuleUnload(module));
   OK(cu.StreamDestroy(second));
