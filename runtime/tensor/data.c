@@ -30,7 +30,7 @@ nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *
   nib_tensor *staging;
   status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &staging);
   if (status == NIB_OK) status = nib_tensor_write(stream, staging, data, bytes);
-  if (status == NIB_OK) status = nib_tensor_copy(stream, tensor, staging);
+  if (status == NIB_OK) status = nib_copy_here(stream, tensor, staging);
   nib_tensor_release(staging);
   return status;
 }
@@ -137,7 +137,7 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   /* A stream of the runtime's own, so that it waits for such copies alone, and however many a script has open. */
   nib_status status = device->fetches ? NIB_OK : nib_stream_open_own(device, &device->fetches);
   if (status == NIB_OK) status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
-  if (status == NIB_OK) status = nib_tensor_copy(device->fetches, packed, tensor);
+  if (status == NIB_OK) status = nib_copy_here(device->fetches, packed, tensor);
   if (status == NIB_OK) /* trouble stays to be told */
     status = nib_uses_wait(device, &packed->storage->deferred.uses, true, NIB_UNLIMITED);
   if (status == NIB_OK) status = download(packed, data, bytes);

@@ -1,4 +1,5 @@
-/* Tensors: views on storages, their elements, and copies between them. */
+/* Tensors: views on storages, copies, and elements. Copies on one device (copy.c) stand below what brings elements to
+ * and from the host (data.c), and on both stand the copies between devices (transfer.c). */
 #ifndef NIB_TENSOR_H
 #define NIB_TENSOR_H
 
@@ -35,6 +36,10 @@ bool nib_tensor_overlaps(const nib_tensor *a, const nib_tensor *b);
 /* ---- copy.c ---- */
 /* Both sides of a copy in the fewest dimensions. `source` has the destination's shape. */
 struct nib_copy_params nib_copy_params_of(const nib_tensor *destination, const nib_tensor *source);
+/* `view` becomes the source in the destination's shape; it is no handle. */
+nib_status nib_check_copy(nib_tensor *destination, nib_tensor *source, nib_tensor *view);
+/* Both are on the stream's device. */
+nib_status nib_copy_here(nib_stream *stream, nib_tensor *destination, nib_tensor *source);
 
 /* ---- data.c ---- */
 nib_status nib_fetch(nib_tensor *tensor, void *data,
