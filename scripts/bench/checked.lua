@@ -11,19 +11,9 @@ Usage: nibble scripts/bench/checked.lua [options]      (or lua5.4 scripts/bench/
   --help]]
 
 local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
-package.path = here .. "/../../bindings/lua/?.lua;" .. package.path
-package.cpath = package.cpath .. ";" .. here .. "/../../build/release/?.so"
-
-local opts, message = require("nibble.options").parse(arg or {}, {
-  quick = { false }, help = { false }, repeats = { 9, min = 3 }, only = {},
+local opts = dofile(here .. "/begin.lua")("checked.lua", HELP, {
+  quick = { false }, repeats = { 9, min = 3 }, only = {},
 })
-if not opts then
-  io.stderr:write("checked.lua: ", message, "\n")
-  os.exit(2, true)
-elseif opts.help then
-  print(HELP)
-  os.exit(0, true)
-end
 
 local nibble = require "nibble"
 local pages = require "nibble.pages"

@@ -15,19 +15,9 @@ Usage: nibble scripts/bench/cpu.lua [options]      (or lua5.4 scripts/bench/cpu.
   --help]]
 
 local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
-package.path = here .. "/../../bindings/lua/?.lua;" .. package.path
-package.cpath = package.cpath .. ";" .. here .. "/../../build/release/?.so"
-
-local opts, message = require("nibble.options").parse(arg or {}, {
-  quick = { false }, csv = { false }, json = { false }, help = { false }, repeats = { 15, min = 9 }, only = {},
+local opts = dofile(here .. "/begin.lua")("cpu.lua", HELP, {
+  quick = { false }, csv = { false }, json = { false }, repeats = { 15, min = 9 }, only = {},
 })
-if not opts then
-  io.stderr:write("cpu.lua: ", message, "\n")
-  os.exit(2, true)
-elseif opts.help then
-  print(HELP)
-  os.exit(0, true)
-end
 
 local nibble = require "nibble"
 local pages, progress = require "nibble.pages", require "nibble.progress"

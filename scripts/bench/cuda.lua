@@ -20,30 +20,14 @@ Usage: nibble scripts/bench/cuda.lua [options]      (or lua5.4 scripts/bench/cud
   --help]]
 
 local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$") or "."
-package.path = here .. "/../../bindings/lua/?.lua;" .. package.path
-package.cpath = package.cpath .. ";" .. here .. "/../../build/release/?.so"
-
-local opts, message = require("nibble.options").parse(arg or {}, {
+local opts, fail = dofile(here .. "/begin.lua")("cuda.lua", HELP, {
   device = {}, tokens = { 32768, min = 1024 }, repeats = { 21, min = 20 }, only = {},
-  csv = { false }, json = { false }, help = { false },
+  csv = { false }, json = { false },
 })
-if opts and opts.help then
-  print(HELP)
-  os.exit(0, true)
-end
 local nibble = require "nibble"
-local problem = not opts and message
-if opts then
-  opts.device = opts.device or "cuda:0"
-  local usable, reason = nibble.available(opts.device)
-  if not usable or not opts.device:find("^cuda") then
-    problem = ("%s: %s"):format(opts.device, reason or "not a GPU")
-  end
-end
-if problem then
-  io.stderr:write("cuda.lua: ", problem, "\n")
-  os.exit(2, true)
-end
+opts.device = opts.device or "cuda:0"
+local usable, reason = nibble.available(opts.device)
+if not usable or not opts.device:find("^cuda") then fail(("%s: %s"):format(opts.device, reason or "not a GPU")) end
 
 local pages, progress = require "nibble.pages", require "nibble.progress"
 local page, quantization, mla = nibble.page, nibble.quantization, nibble.mla

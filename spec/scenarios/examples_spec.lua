@@ -121,3 +121,16 @@ describe("the CPU benchmark", function()
     end
   end)
 end)
+
+describe("each benchmark #quick", function()
+  it("prints its help, and refuses an option that it does not know", function()
+    for name in process.run("cd " .. process.quote(root) .. " && ls scripts/bench/c*.lua").stdout:gmatch("[^\n]+") do
+      local result = run(name, "--help")
+      assert.are.same({ 0, "" }, { result.status, result.stderr })
+      assert.is_truthy(result.stdout:find("^Usage: nibble " .. name:gsub("%.", "%%.")), result.stdout)
+      result = run(name, "--fast")
+      assert.are.same({ 2, name:match("[^/]+$") .. ": unknown option --fast (see --help)\n", "" },
+        { result.status, result.stderr, result.stdout })
+    end
+  end)
+end)

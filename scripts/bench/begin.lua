@@ -1,0 +1,23 @@
+-- What every benchmark begins with: it finds nibble beside it, and reads its options.
+--
+--   local opts, fail = dofile(here .. "/begin.lua")("cpu.lua", HELP, { quick = { false }, ... })
+--
+-- --help prints HELP and ends the program. A bad line, and `fail(message)`, end it with a message and status 2.
+local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$")
+package.path = here .. "/../../bindings/lua/?.lua;" .. package.path
+package.cpath = package.cpath .. ";" .. here .. "/../../build/release/?.so"
+
+return function(name, help, kinds)
+  local function fail(message)
+    io.stderr:write(name, ": ", message, "\n")
+    os.exit(2, true)
+  end
+  kinds.help = { false }
+  local opts, message = require("nibble.options").parse(arg or {}, kinds)
+  if not opts then fail(message) end
+  if opts.help then
+    print(help)
+    os.exit(0, true)
+  end
+  return opts, fail
+end
