@@ -142,10 +142,14 @@ int nib_command_call(lua_State *L, int arguments, int results) {
   return status;
 }
 
+static bool is_set(const char *variable) {
+  const char *value = getenv(variable);
+  return value && *value;
+}
+
 void nib_command_report(lua_State *L, const char *prefix) {
   fflush(stdout);
-  const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");
-  bool red = isatty(STDERR_FILENO) && !(no_color && *no_color) && !(terminal && strcmp(terminal, "dumb") == 0);
+  bool red = isatty(STDERR_FILENO) && !is_set("NO_COLOR") && is_set("TERM") && strcmp(getenv("TERM"), "dumb") != 0;
   bool is_text = lua_type(L, -1) == LUA_TSTRING; /* a number would be converted, which takes memory */
   size_t length = 0;
   const char *message = is_text ? lua_tolstring(L, -1, &length) : "error without a message";

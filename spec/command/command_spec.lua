@@ -352,7 +352,8 @@ describe("the prompt", function()
   it("has no red where nobody wants it", function()
     if process.run("script -qec true /dev/null").status ~= 0 then pending("`script` cannot make a terminal here") end
     for environment, red in pairs { ["-u NO_COLOR TERM=xterm"] = true, ["NO_COLOR= TERM=xterm"] = true,
-      ["NO_COLOR=1 TERM=xterm"] = false, ["-u NO_COLOR TERM=dumb"] = false } do
+      ["NO_COLOR=1 TERM=xterm"] = false, ["-u NO_COLOR TERM=dumb"] = false, ["-u NO_COLOR TERM="] = false,
+      ["-u NO_COLOR -u TERM"] = false } do
       local line = ("env %s %s -e %s"):format(environment, command, process.quote "error('boom', 0)")
       local screen = process.run("script -qec " .. process.quote(line) .. " /dev/null").stdout
       assert.matches(red and "^\27%[31mnibble: boom" or "^nibble: boom", screen)

@@ -244,7 +244,7 @@ describe("the terminal #quick", function()
     return result.stdout
   end
 
-  it("has colour and progress, and NO_COLOR and TERM=dumb are honoured", function()
+  it("has colour and progress, and honours NO_COLOR, TERM=dumb and a TERM that says nothing", function()
     if not can_make_terminal() then return pending("`script` cannot make a terminal here") end
     local code = [[
       local show, progress = require "nibble.show", require "nibble.progress"
@@ -259,9 +259,11 @@ describe("the terminal #quick", function()
     text = in_terminal(code, "NO_COLOR=1 TERM=xterm LC_ALL=C")
     assert.is_truthy(text:find("false\tfalse", 1, true))
     assert.is_truthy(text:find("work ###############%.+ +50%%"))
-    text = in_terminal(code, "-u NO_COLOR TERM=dumb LC_ALL=C")
-    assert.is_truthy(text:find("false\tfalse", 1, true))
-    assert.is_nil(text:find("work", 1, true))
+    for _, terminal in ipairs { "TERM=dumb", "TERM=", "-u TERM" } do
+      text = in_terminal(code, "-u NO_COLOR " .. terminal .. " LC_ALL=C")
+      assert.is_truthy(text:find("false\tfalse", 1, true), terminal)
+      assert.is_nil(text:find("work", 1, true), terminal)
+    end
   end)
 
   it("has a line of progress that fits into a row", function()

@@ -17,7 +17,7 @@ progress.__index = progress
 ---@return nibble.progress
 function progress.start(title, total)
   local self = { title = title, total = total, count = 0, drawn = -1 }
-  self.file = os.getenv("TERM") ~= "dumb" and show.is_tty(2) and io.stderr or nil
+  self.file = show.is_capable(2) and io.stderr or nil
   self.columns = self.file and show.columns() or 0
   return setmetatable(self, progress)
 end

@@ -6,9 +6,9 @@
 --   print(show.histogram(errors, { title = "error" }))
 --   show.svg.save("graph.svg", show.svg.graph(graph))      -- see nibble.svg
 --
--- Options that all of them know: `color` (default: standard output is a terminal, NO_COLOR is not set, TERM is not
--- "dumb"), `utf8` (default: the locale's character set; otherwise plain ASCII), `width` in columns (default: COLUMNS or
--- 100).
+-- Options that all of them know: `color` (default: standard output is a terminal, NO_COLOR is not set, TERM is neither
+-- empty nor "dumb"), `utf8` (default: the locale's character set; otherwise plain ASCII), `width` in columns (default:
+-- COLUMNS or 100).
 
 local numbers = require "nibble.numbers"
 
@@ -32,12 +32,18 @@ local function set(name)
   return value ~= nil and value ~= "" and value or nil
 end
 
+--- Whether a file descriptor is a terminal that knows escape sequences: TERM names one, and none that is "dumb".
+---@param fd integer
+---@return boolean
+function show.is_capable(fd)
+  local terminal = set("TERM")
+  return terminal ~= nil and terminal ~= "dumb" and show.is_tty(fd)
+end
+
 --- Whether to use colours on a file descriptor (default: standard output).
 ---@param fd? integer
 ---@return boolean
-function show.use_color(fd)
-  return not set("NO_COLOR") and os.getenv("TERM") ~= "dumb" and show.is_tty(fd or 1)
-end
+function show.use_color(fd) return not set("NO_COLOR") and show.is_capable(fd or 1) end
 
 --- Whether the locale's character set is UTF-8.
 ---@return boolean
