@@ -623,6 +623,30 @@ describe("a damaged trace", function()
     assert.matches("/nonexistent/folder/x", why)
   end)
 
+  it("is read up to a bound, and refused beyond it #quick", function()
+    record(everything)
+    local text = process.read(path)
+    local most = trace.MOST_FILE
+    finally(function() trace.MOST_FILE = most end)
+    trace.MOST_FILE = #text
+    local run = assert(trace.read(path))
+    assert.equal(#lines_of(text) - 1, #run.list)
+    trace.MOST_FILE = #text - 1
+    assert.same({ n = 2, nil, ("%s: expected a trace of at most %d bytes, got more"):format(path, #text - 1) },
+      table.pack(trace.read(path)))
+  end)
+
+  it("has lines of any length #quick", function()
+    local title, where = ("t"):rep(100000), ("w"):rep(200000)
+    local lines = { ('{"trace":1,"title":"%s"}'):format(title) }
+    for i = 2, 400 do
+      lines[i] = ('{"kind":"synchronized","time":1,"operation":"x","where":"%s"}'):format(where:sub(1, i * 500))
+    end
+    write(table.concat(lines, "\n"))
+    local run = assert(trace.read(path))
+    assert.same({ title, 399, where }, { run.header.title, #run.list, run.list[399].where })
+  end)
+
   it("never does more than differ, whatever is changed in it", function()
     local values = { "null", "true", "-1", "0", "1e300", "9223372036854775807", "4611686018427387904", '"x"', "{}",
       "[]", "[[1]]",
@@ -730,6 +754,10 @@ describe("nibble trace", function()
     record(everything)
     local piped = process.run(("cat %s | %s trace /dev/stdin"):format(path, process.quote(process.command())))
     assert.same({ 0, "" }, { piped.status, piped.stderr })
+    local endless = process.run(("head -c 4194304 /dev/zero | %s trace /dev/stdin"):format(
+      process.quote(process.command())))
+    assert.same({ 1, "nibble trace: /dev/stdin: expected a first line of at most 1048576 bytes, got more\n" },
+      { endless.status, endless.stderr })
     local small = run("trace " .. path .. " --replay --max-bytes 1000")
     assert.equal(1, small.status)
     assert.matches("^nibble trace: %-%-max%-bytes: expected storages of at most 1000 bytes, got more at line %d+\n$",

@@ -33,6 +33,11 @@ local trace = {}
 
 local MOST_INTEGERS, MOST_BYTES = 1 << 20, 4096
 
+--- What is read of a file: a device, or what is no trace, may have no end. Bytes of the first line, and of the whole.
+trace.MOST_HEADER, trace.MOST_FILE = 1 << 20, 1 << 30
+
+local BLOCK = 1 << 16 -- bytes that are read at a time
+
 local function element_size(dtype) return (numbers.floats[dtype] or numbers.integers[dtype]).size end
 trace.element_size = element_size
 
@@ -333,17 +338,42 @@ local function read_line(text, number)
   return value
 end
 
---- Reads a trace. `nil, message` for a file that cannot be read or is none. Of one that ends in the middle of a line,
---- as a killed run leaves it, what is before that line; `cut` says so.
+-- A function that gives the next line of a file, with its end; at the end of the file nil. Where it would have given more
+-- than `most` bytes of `what` in all, or where nothing can be read, it gives nil and why.
+local function line_reader(file)
+  local block, at, bytes = "", 1, 0
+  return function(what, most)
+    local pieces = {}
+    while true do
+      local last = block:find("\n", at, true)
+      pieces[#pieces + 1] = block:sub(at, last)
+      bytes, at = bytes + #pieces[#pieces], (last or #block) + 1
+      if bytes > most then return nil, ("expected %s of at most %d bytes, got more"):format(what, most) end
+      if last then return table.concat(pieces) end
+      local more, reason = file:read(BLOCK)
+      if reason then return nil, reason end
+      if not more then
+        local line = table.concat(pieces)
+        return line ~= "" and line or nil
+      end
+      block, at = more, 1
+    end
+  end
+end
+
+--- Reads a trace. `nil, message` for a file that cannot be read, is none, or is larger than MOST_FILE. Of one that ends
+--- in the middle of a line, as a killed run leaves it, what is before that line; `cut` says so.
 ---@param path string
 ---@return nibble.trace?
 ---@return string? message
 function trace.read(path)
   local file, message = io.open(path, "r")
   if not file then return nil, message end
-  local result, number = { list = {} }, 0
+  local result, number, next_line = { list = {} }, 0, line_reader(file)
   while true do
-    local line, reason = file:read("L")
+    local line, reason
+    if number == 0 then line, reason = next_line("a first line", trace.MOST_HEADER)
+    else line, reason = next_line("a trace", trace.MOST_FILE) end
     if not line then
       message = reason and path .. ": " .. reason
       break

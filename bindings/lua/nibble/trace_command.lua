@@ -2,8 +2,9 @@
 local HELP = [=[
 usage: nibble trace FILE [--chrome OUT.json] [--replay [--device NAME] [--max-bytes N]]
 
-FILE is a trace: what nibble scenario NAME --trace FILE recorded, or a script with nibble.trace. Without options it is summarised:
-operations, pages, graphs, ranges, memory, the time between pieces of work. Of a trace that was cut off, what is whole is read.
+FILE is a trace of at most 1 GiB: what nibble scenario NAME --trace FILE recorded, or a script with nibble.trace. Without
+options it is summarised: operations, pages, graphs, ranges, memory, the time between pieces of work. Of a trace that was
+cut off, what is whole is read.
 
   --chrome OUT.json  write it for ui.perfetto.dev and chrome://tracing
   --replay           execute it again, and check that the same happens: the same streams, tensors and numbers in each piece of work,
