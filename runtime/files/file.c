@@ -76,7 +76,6 @@ struct nib_writer {
   bool late;       /* it was the deadline */
   bool waits;      /* for the reader of a pipe, or a device */
   bool replaces;   /* a file that was there */
-  bool made;       /* an empty one, through a link that led nowhere */
   char *path;      /* as given; the block's others follow it */
   char *target;    /* where it leads */
   char *temporary; /* beside the target; "": it is written in place */
@@ -109,27 +108,33 @@ static bool is_in_place(const char *path) {
   return stat(path, &info) == 0 && !S_ISREG(info.st_mode);
 }
 
+#define LINKS 40 /* one behind the other, as the kernel follows them */
+
+/* Replaces the name of a link by where it leads, until that is no link; errno. Nothing is there yet. */
+static int follow_links(char *target) {
+  char text[PATH_MAX];
+  for (int i = 0; i < LINKS; i++) {
+    ssize_t length = readlink(target, text, sizeof text);
+    if (length < 0) return errno == EINVAL || errno == ENOENT ? 0 : errno; /* no link */
+    char *slash = strrchr(target, '/');
+    size_t folder = text[0] != '/' && slash ? (size_t)(slash + 1 - target) : 0;
+    if (folder + (size_t)length >= PATH_MAX) return ENAMETOOLONG;
+    memcpy(target + folder, text, (size_t)length);
+    target[folder + (size_t)length] = '\0';
+  }
+  return ELOOP;
+}
+
 /* The file that `path` leads to, there or not yet; errno. */
-static int resolve(struct nib_writer *w, const char *path, char *target) {
-  struct stat link;
+static int resolve(const char *path, char *target) {
+  struct stat info;
   if (*path == 0) return ENOENT;
   if (strlen(path) >= PATH_MAX) return ENAMETOOLONG;
-  if (is_in_place(path)) {
-    strcpy(target, path);
-    return 0;
-  }
-  if (realpath(path, target)) return 0;
-  if (errno != ENOENT) return errno;
-  if (lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) { /* to a file that is not there yet */
-    int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (file < 0) return errno;
-    nib_file_close(file);
-    w->made = true;
-    return realpath(path, target) ? 0 : errno;
-  }
-  if (path[strlen(path) - 1] == '/') return EISDIR;
   strcpy(target, path);
-  return 0;
+  if (is_in_place(path)) return 0;
+  if (stat(path, &info) == 0) return realpath(path, target) ? 0 : errno;
+  int error = errno == ENOENT ? follow_links(target) : errno;
+  return error == 0 && target[strlen(target) - 1] == '/' ? EISDIR : error;
 }
 
 /* A new file beside the target, with what the old one's owner and mode were; errno. Until it has them nobody else opens
@@ -170,7 +175,7 @@ static int open_writer(struct nib_writer *w, const char *path, const char *targe
   bool there = stat(target, &info) == 0;
   if (there && S_ISDIR(info.st_mode)) return EISDIR;
   w->waits = there && !S_ISREG(info.st_mode);
-  w->replaces = there && !w->made;
+  w->replaces = there;
   if (!is_in_place(path)) {
     int error = open_beside(w, &info);
     if (error != EACCES && error != EPERM && error != EROFS) return error;
@@ -188,7 +193,6 @@ static void drop(struct nib_writer *w) {
   nib_runtime *rt = w->rt;
   nib_file_close(w->file);
   if (*w->temporary) unlink(w->temporary);
-  if (w->made) unlink(w->target);
   nib_free(rt, w, w->bytes);
 }
 
@@ -196,15 +200,12 @@ nib_status nib_writer_open(nib_runtime *rt, const char *operation, const char *p
   char target[PATH_MAX];
   struct nib_writer found = { .rt = rt, .operation = operation, .file = -1, .path = (char *)path };
   *out = NULL;
-  found.error = resolve(&found, path, target);
+  found.error = resolve(path, target);
   if (found.error) return fail_writer(&found);
   size_t path_bytes = strlen(path) + 1, target_bytes = strlen(target) + 1;
   size_t bytes = sizeof found + path_bytes + 2 * target_bytes + NAME_ROOM;
   struct nib_writer *w = nib_allocate(rt, bytes);
-  if (!w) {
-    if (found.made) unlink(target);
-    return nib_fail_memory(rt, operation, bytes);
-  }
+  if (!w) return nib_fail_memory(rt, operation, bytes);
   *w = found;
   w->bytes = bytes;
   w->path = memcpy(w + 1, path, path_bytes);
@@ -285,7 +286,6 @@ nib_status nib_writer_end(nib_writer *w, bool keep) {
       if (rename(w->temporary, w->target) == 0) *w->temporary = 0;
       else w->error = errno;
     }
-    if (w->error == 0) w->made = false;
   }
   nib_status status = keep && w->error ? fail_writer(w) : NIB_OK;
   drop(w);

@@ -97,7 +97,13 @@ static void links(nib_runtime *rt, nib_tensor *small, nib_tensor *large) {
   const char *target = name_of("target.npy"), *link = name_of("link.npy");
   struct stat info;
   CHECK(symlink("target.npy", link) == 0);
-  OK(rt, nib_npy_save(small, link)); /* which leads nowhere yet */
+  nib_writer *writer = NULL;
+  OK(rt, nib_writer_create(rt, link, &writer));
+  OK(rt, nib_writer_write(writer, "text", 4));
+  CHECK(stat(link, &info) != 0 && errno == ENOENT); /* it leads nowhere until the file is whole */
+  OK(rt, nib_writer_close(writer, false));
+  CHECK(lstat(link, &info) == 0 && S_ISLNK(info.st_mode) && stat(link, &info) != 0);
+  OK(rt, nib_npy_save(small, link));
   CHECK(lstat(link, &info) == 0 && S_ISLNK(info.st_mode) && stat(target, &info) == 0 && info.st_size == 128 + 12);
   CHECK(chmod(target, 0640) == 0);
   ino_t old = info.st_ino;
@@ -111,7 +117,16 @@ static void links(nib_runtime *rt, nib_tensor *small, nib_tensor *large) {
   CHECK(stat(target, &info) == 0 && info.st_size == 128 + 4 * 100000);
   CHECK(remove(target) == 0 && symlink("nowhere/target.npy", target) == 0);
   CHECK_STATUS(NIB_FILE, rt, nib_npy_save(small, link));
+  CHECK(remove(target) == 0 && symlink("link.npy", target) == 0);
+  CHECK_STATUS(NIB_FILE, rt, nib_npy_save(small, link)); /* a ring */
+  CHECK(strstr(nib_error(rt), strerror(ELOOP)));
   CHECK(remove(target) == 0 && remove(link) == 0);
+
+  const char *below = name_of("below"), *inner = name_of("below/inner.npy"); /* from link to link */
+  CHECK(mkdir(below, 0700) == 0 && symlink(inner, link) == 0 && symlink("../target.npy", inner) == 0);
+  OK(rt, nib_npy_save(small, link));
+  CHECK(lstat(target, &info) == 0 && S_ISREG(info.st_mode) && lstat(inner, &info) == 0 && S_ISLNK(info.st_mode));
+  CHECK(remove(target) == 0 && remove(link) == 0 && remove(inner) == 0 && remove(below) == 0);
 }
 
 static void writers(nib_runtime *rt) {

@@ -115,6 +115,18 @@ describe("saving", function()
     assert.is_true(fills >= 3)
   end)
 
+  it("of a run that is killed leaves a link that leads nowhere as it was", function()
+    local link = path_of("link")
+    process.run("ln -s file " .. quote(link))
+    local result = process.script(([[
+      local file = assert(require("nibble").create(%q))
+      file:write("half")
+      os.execute("kill -9 $PPID")]]):format(link), { args = "|| exit 9" })
+    assert.equal(9, result.status)
+    assert.matches("^file%.%x+%.part\nlink\n$", files())
+    assert.equal("file\n", process.run("readlink " .. quote(link)).stdout)
+  end)
+
   it("of a script that fails in between keeps the old file #quick", function()
     local path = path_of("file")
     write(path, "old")
