@@ -7,7 +7,7 @@
 
 #include "command.h"
 
-#define MAX_INDEX_CHAIN 16 /* __index tables followed from one value, which may be a ring */
+#define MAX_INDEX_CHAIN 16 /* __index tables followed from one value; a cycle ends here */
 
 static const char *const keywords[] = { "and",      "break",  "do",   "else", "elseif", "end",  "false", "for",
                                         "function", "goto",   "if",   "in",   "local",  "nil",  "not",   "or",
@@ -17,7 +17,7 @@ struct search {
   const char *prefix;
   size_t length;
   bool callable_only;
-  int found; /* stack index of a set of names */
+  int found; /* stack index of the set of names found */
 };
 
 static bool is_name_part(char c) { return isalnum((unsigned char)c) || c == '_'; }
@@ -37,7 +37,7 @@ static void add_keys(lua_State *L, const struct search *search) {
     const char *name = lua_tolstring(L, -2, &length);
     if (length < search->length || memcmp(name, search->prefix, search->length) != 0 || !is_name(name, length))
       continue;
-    /* Names with underscores in front are nobody's business, unless they are asked for. */
+    /* Names that begin with an underscore are private: offer them only after one is typed. */
     if (search->length == 0 && name[0] == '_') continue;
     if (search->callable_only && !lua_isfunction(L, -1)) continue;
     lua_pushvalue(L, -2);
@@ -46,7 +46,7 @@ static void add_keys(lua_State *L, const struct search *search) {
   }
 }
 
-/* Adds what can be read from the value on top of the stack by name, and pops it. */
+/* Adds the names that can be indexed in the value on top of the stack, and pops the value. */
 static void add_members(lua_State *L, const struct search *search) {
   for (int step = 0; step < MAX_INDEX_CHAIN; step++) {
     if (lua_istable(L, -1)) add_keys(L, search);
@@ -56,14 +56,14 @@ static void add_members(lua_State *L, const struct search *search) {
     lua_pop(L, 1);
     lua_pushliteral(L, "__index");
     lua_rawget(L, -2);
-    lua_replace(L, -3); /* the value; on top is the metatable */
+    lua_replace(L, -3); /* go on with __index in place of the value */
     lua_pop(L, 1);
     if (!lua_istable(L, -1)) break;
   }
   lua_pop(L, 1);
 }
 
-/* Replaces the value on top of the stack by its member NAME, without calling anything; nil if there is none. */
+/* Replaces the value on top of the stack by its member NAME, or by nil. Calls no metamethod. */
 static void get_member(lua_State *L, const char *name, size_t length) {
   for (int step = 0; step < MAX_INDEX_CHAIN; step++) {
     if (lua_istable(L, -1)) {
@@ -88,7 +88,7 @@ static int compare_names(const void *a, const void *b) {
   return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The array of a set's keys, sorted, in place of the set on top of the stack. */
+/* Replaces the set on top of the stack by the sorted array of its keys. */
 static void sort_found(lua_State *L) {
   size_t count = 0;
   for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) count++;
@@ -129,7 +129,7 @@ int nib_command_complete(lua_State *L) {
     for (size_t at = start; at < last;) {
       size_t end = at;
       while (is_name_part(line[end])) end++;
-      /* `..` and numbers are not ours; neither is what follows a call or an index. */
+      /* Do not complete after `..`, a number, a call or an index. */
       if (!is_name(line + at, end - at)) {
         lua_pop(L, 1);
         lua_pushnil(L);

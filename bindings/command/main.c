@@ -20,18 +20,18 @@ static const char usage[] =
   "usage: nibble                    a prompt, or the program on standard input\n"
   "       nibble FILE [ARGUMENTS]   run a script (- is standard input)\n"
   "       nibble -e CODE [ARGUMENTS]\n"
-  "       nibble --check FILE ...   the same, or --check -e CODE: reports races, reads of unwritten memory and misused "
-  "pages;\n"
-  "                                 status 1 when there are any (nibble/checker.lua says more)\n"
-  "       nibble devices            what can be computed on, and what cannot and why\n"
-  "       nibble scenario list      scenarios to run and check (nibble scenario --help)\n"
-  "       nibble trace FILE         what a recorded run did, for Perfetto, or once more (nibble trace --help)\n"
+  "       nibble --check FILE ...   run FILE, or -e CODE, in checked mode: it reports races, reads of unwritten "
+  "memory\n"
+  "                                 and misused pages, and exits with status 1 if there are any\n"
+  "       nibble devices            list devices; says why a device cannot be used\n"
+  "       nibble scenario list      list scenarios to run and check (nibble scenario --help)\n"
+  "       nibble trace FILE         print, convert for Perfetto or replay a recorded trace (nibble trace --help)\n"
   "       nibble --version\n"
   "       nibble --help\n"
   "\n"
-  "Scripts are Lua 5.4; the module is there as the global `nibble` and through require \"nibble\".\n"
-  "  NIBBLE_DEVICE    default device (\"cpu\", \"cuda:0\"); otherwise the best there is\n"
-  "  NIBBLE_HISTORY   history file of the prompt; otherwise ~/.local/state/nibble/history\n";
+  "Scripts are Lua 5.4; the module is the global `nibble`, and require \"nibble\" works too.\n"
+  "  NIBBLE_DEVICE    default device (\"cpu\", \"cuda:0\"); if not set, a GPU if one can be used, else the CPU\n"
+  "  NIBBLE_HISTORY   history file of the prompt; if not set, ~/.local/state/nibble/history\n";
 
 static const char devices_code[] =
   "local rows, width = {{'device', 'description', 'status'}}, {0, 0}\n"
@@ -48,8 +48,8 @@ static const char devices_code[] =
   "  print(table.concat(row, '  '))\n"
   "end\n";
 
-/* A command that is the Lua module nibble.NAME: its main gets a list of the words behind the name and returns the exit
- * status. */
+/* These subcommands are Lua modules nibble.NAME. Their main() gets a list of the arguments after the name and returns
+ * the exit status. */
 static const char module_code[] = "os.exit(require('nibble.' .. arg[0]).main({...}), true)";
 static const char *const modules[] = { "scenario", "trace", NULL };
 
@@ -62,17 +62,17 @@ static bool is_module(const char *word) {
 
 /* ---- Calls, errors, Ctrl-C ------------------------------------------------------------------------------------- */
 
-/* A hook belongs to one Lua thread, so that the signal handler has to know which one runs: a call's own, or the
- * coroutine that it is in. */
+/* The Lua thread that runs now: the main one or a coroutine. The signal handler needs it because each Lua thread has
+ * its own hook. */
 static lua_State *volatile running;
-static volatile sig_atomic_t pending; /* Ctrl-C has come and has not stopped anything yet */
+static volatile sig_atomic_t pending; /* Ctrl-C was pressed and has not stopped anything yet */
 
-static const char interrupted[] = "interrupted!"; /* also the key in the registry of the last such error */
+static const char interrupted[] = "interrupted!"; /* its address is the registry key of the last such error */
 
 static void stop(lua_State *L, lua_Debug *event) {
   (void)event;
   lua_sethook(L, NULL, 0, 0);
-  if (!pending) /* the thread was left before its hook ran, and another one was stopped */
+  if (!pending) /* another thread was stopped before this one's hook ran */
     return;
   pending = 0;
   luaL_where(L, 1);
@@ -87,7 +87,7 @@ static void stop_soon(lua_State *L) {
   lua_sethook(L, stop, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
 }
 
-/* SA_RESETHAND: where Lua does not get to run again, a second Ctrl-C ends the process. */
+/* Installed with SA_RESETHAND, so that a second Ctrl-C ends a process that is stuck outside Lua. */
 static void on_interrupt(int number) {
   (void)number;
   lua_State *L = running;
@@ -97,7 +97,7 @@ static void on_interrupt(int number) {
 
 static void enter(lua_State *L) {
   running = L;
-  if (pending) /* it came for the thread that is being left */
+  if (pending) /* Ctrl-C set the hook of the thread that ran before */
     stop_soon(L);
 }
 
@@ -123,7 +123,7 @@ int nib_command_call(lua_State *L, int arguments, int results) {
   lua_insert(L, base);
   struct sigaction before, during = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
   sigemptyset(&during.sa_mask);
-  /* Who starts us with SIGINT ignored, as shells do for background jobs, means it. */
+  /* Shells start background jobs with SIGINT ignored; leave it so. */
   bool listen = sigaction(SIGINT, NULL, &before) == 0 && before.sa_handler != SIG_IGN;
   if (listen) {
     pending = 0;
@@ -135,7 +135,7 @@ int nib_command_call(lua_State *L, int arguments, int results) {
     sigaction(SIGINT, &before, NULL);
     running = NULL;
     pending = 0;
-    if (lua_gethook(L) == stop) /* it came too late */
+    if (lua_gethook(L) == stop) /* Ctrl-C came after the call had ended */
       lua_sethook(L, NULL, 0, 0);
   }
   lua_remove(L, base);
@@ -150,7 +150,7 @@ static bool is_set(const char *variable) {
 void nib_command_report(lua_State *L, const char *prefix) {
   fflush(stdout);
   bool red = isatty(STDERR_FILENO) && !is_set("NO_COLOR") && is_set("TERM") && strcmp(getenv("TERM"), "dumb") != 0;
-  bool is_text = lua_type(L, -1) == LUA_TSTRING; /* a number would be converted, which takes memory */
+  bool is_text = lua_type(L, -1) == LUA_TSTRING; /* lua_tolstring would allocate to convert a number */
   size_t length = 0;
   const char *message = is_text ? lua_tolstring(L, -1, &length) : "error without a message";
   fprintf(stderr, "%s%s", red ? "\033[31m" : "", prefix);
@@ -161,16 +161,16 @@ void nib_command_report(lua_State *L, const char *prefix) {
 
 /* ---- Coroutines -----------------------------------------------------------------------------------------------------
  *
- * Lua's coroutine.resume, wrap and close, which also keep `running` right. They differ from Lua's own in one thing:
- * resume does not catch Ctrl-C, which is meant for the whole program and not for one of its coroutines. */
+ * Replacements for Lua's coroutine.resume, wrap and close that also update `running`. One thing differs: resume does
+ * not catch the error of Ctrl-C, since Ctrl-C stops the whole program and not one coroutine. */
 
 static lua_State *check_coroutine(lua_State *L) {
   luaL_checktype(L, 1, LUA_TTHREAD);
   return lua_tothread(L, 1);
 }
 
-/* Goes on with a coroutine. Its arguments are on top of L, and its results come there: their number is returned, or -1
- * when it is an error value. */
+/* Resumes a coroutine with the arguments on top of L. Pushes its results to L and returns their number; on an error,
+ * pushes the error value and returns -1. */
 static int advance(lua_State *L, lua_State *coroutine, int arguments) {
   if (!lua_checkstack(coroutine, arguments)) {
     lua_pushliteral(L, "too many arguments to resume");
@@ -194,7 +194,7 @@ static int advance(lua_State *L, lua_State *coroutine, int arguments) {
   return results;
 }
 
-/* Runs what waits for its variables to be closed. When the status is not LUA_OK, an error value is on the coroutine's
+/* Closes a coroutine's to-be-closed variables. If the status is not LUA_OK, the error value is on the coroutine's
  * stack. */
 static int close_thread(lua_State *L, lua_State *coroutine) {
   enter(coroutine);
@@ -223,7 +223,7 @@ static int call_wrapped(lua_State *L) {
   if (results >= 0) return results;
   int status = lua_status(coroutine);
   if (status != LUA_OK && status != LUA_YIELD && (status = close_thread(L, coroutine)) != LUA_OK) {
-    lua_xmove(coroutine, L, 1); /* closing may have changed it */
+    lua_xmove(coroutine, L, 1); /* an error in a __close method replaces the first error */
     lua_replace(L, -2);
   }
   if (status != LUA_ERRMEM && lua_type(L, -1) == LUA_TSTRING && !is_interruption(L)) {
@@ -260,7 +260,7 @@ static const luaL_Reg coroutine_functions[] = {
 
 /* ---- The state ------------------------------------------------------------------------------------------------- */
 
-/* Puts FOLDER/?.lua before the rest of package.path, if the folder has nibble's modules. */
+/* Prepends FOLDER/?.lua to package.path if the folder holds nibble's modules. */
 static void add_path(lua_State *L, const char *folder) {
   const char *modules = lua_pushfstring(L, "%s/nibble", folder);
   if (access(modules, X_OK) == 0) {
@@ -273,14 +273,14 @@ static void add_path(lua_State *L, const char *folder) {
   lua_pop(L, 1);
 }
 
-/* The modules beside the executable: in a checkout it is build/CONFIGURATION/nibble and they are in bindings/lua/;
- * installed, it is bin/nibble and they are in share/lua/5.4/, where plain Lua looks too. */
+/* Finds the Lua modules from the executable's path. In a checkout, they are in bindings/lua/ and it is
+ * build/CONFIGURATION/nibble; installed, they are in share/lua/5.4/ and it is bin/nibble. */
 static void add_paths(lua_State *L) {
   char path[4096];
   ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof "/share/lua/5.4");
   if (length <= 0 || (size_t)length >= sizeof path - sizeof "/share/lua/5.4") return;
   path[length] = '\0';
-  static const char *const places[] = { NULL, "/share/lua/5.4", "/bindings/lua" }; /* by the number of folders above */
+  static const char *const places[] = { NULL, "/share/lua/5.4", "/bindings/lua" }; /* by the number of folders up */
   for (int up = 0; up < 3; up++) {
     char *slash = strrchr(path, '/');
     if (!slash) return;
@@ -298,7 +298,7 @@ static int open_state(lua_State *L) {
   luaL_setfuncs(L, coroutine_functions, 0);
   lua_pop(L, 1);
   add_paths(L);
-  /* In package.preload, so that a program which empties package.loaded can load it again. */
+  /* In package.preload too, so that a script that clears package.loaded can require it again. */
   luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
   lua_pushcfunction(L, luaopen_nibble);
   lua_setfield(L, -2, "nibble");
@@ -306,7 +306,7 @@ static int open_state(lua_State *L) {
   return 0;
 }
 
-/* Turns checked mode on, and leaves on the stack what gives the exit status at the end. */
+/* Turns checked mode on and pushes the function that gives the exit status at the end. */
 static int start_check(lua_State *L) {
   lua_getglobal(L, "require");
   lua_pushliteral(L, "nibble.checker");
@@ -316,7 +316,7 @@ static int start_check(lua_State *L) {
   return 1;
 }
 
-/* The status, or that of checked mode, whose function is at an index. */
+/* The exit status after the checks, by the function that start_check pushed. */
 static int checked_status(lua_State *L, int finish, int status) {
   lua_pushvalue(L, finish);
   lua_pushinteger(L, status);
@@ -329,7 +329,7 @@ static int checked_status(lua_State *L, int finish, int status) {
   return status;
 }
 
-/* Sets `arg`: words[0] is the script, at index 0; what comes before has negative indices. */
+/* Sets `arg` as lua(1) does: the script is at index 0, the words before it are at negative indices. */
 static void set_arguments(lua_State *L, char **words, int count, int before) {
   lua_createtable(L, count, before);
   for (int i = -before; i < count; i++) {
@@ -339,7 +339,7 @@ static void set_arguments(lua_State *L, char **words, int count, int before) {
   lua_setglobal(L, "arg");
 }
 
-/* Runs the chunk on top of the stack, or reports why there is none. Returns the exit status. */
+/* Runs the chunk on top of the stack, or reports why it did not load. Returns the exit status. */
 static int run(lua_State *L, int loaded, char **words, int count) {
   if (loaded == LUA_OK) {
     luaL_checkstack(L, count, "too many arguments");
@@ -355,34 +355,33 @@ static int run(lua_State *L, int loaded, char **words, int count) {
 static int misuse(const char *what, const char *word) {
   fprintf(stderr, "nibble: %s", what);
   nib_put_visible(stderr, word, strlen(word), false, false);
-  fputs(" (nibble --help says more)\n", stderr);
+  fputs(" (see nibble --help)\n", stderr);
   return 2;
 }
 
-/* Output that nobody got is an error, whichever way the process ends: also through os.exit. */
+/* A failed write to stdout is an error. An atexit handler, so that it is reported after os.exit too. */
 static void check_output(void) {
   errno = 0;
   bool lost = fflush(stdout) != 0;
   int reason = errno;
   if (!lost && !ferror(stdout)) return;
-  fprintf(stderr, "nibble: standard output could not be written%s%s\n", reason ? ": " : "",
-          reason ? strerror(reason) : "");
+  fprintf(stderr, "nibble: cannot write to standard output%s%s\n", reason ? ": " : "", reason ? strerror(reason) : "");
   fflush(NULL);
   _exit(EXIT_FAILURE);
 }
 
 enum action { PROMPT, SCRIPT, CODE, DEVICES, MODULE };
 
-/* What the words on the command line ask for. */
+/* What the command line asks for. */
 struct session {
   enum action action;
   bool check;
-  char **words;     /* from the command's name on */
-  int count, first; /* the word that is the script, the code or the subcommand */
-  int status;       /* to exit with */
+  char **words;     /* argv */
+  int count, first; /* first: index of the script, the code or the subcommand */
+  int status;       /* exit status */
 };
 
-/* Does it. Called protected: also the arguments' table, and the name of a script, take memory. */
+/* Lua: (session). Runs in a protected call, since setting `arg` and loading a script can run out of memory. */
 static int run_session(lua_State *L) {
   struct session *session = lua_touserdata(L, 1);
   char **words = session->words + session->first;
@@ -421,13 +420,13 @@ static int run_session(lua_State *L) {
 int main(int argc, char **argv) {
   atexit(check_output);
   enum action action = PROMPT;
-  int first = 1; /* the word that is the script, the code or the subcommand */
+  int first = 1; /* index of the script, the code or the subcommand */
   bool check = argc > 1 && strcmp(argv[1], "--check") == 0;
   if (check) {
     if (argc < 3 ||
         (argv[2][0] == '-' && argv[2][1] != '\0' && strcmp(argv[2], "-e") != 0 && strcmp(argv[2], "--") != 0))
-      return misuse("--check wants a file or -e CODE after it", "");
-    argv++; /* as if it were not there */
+      return misuse("--check needs a file or -e CODE after it", "");
+    argv++; /* skip --check */
     argc--;
   }
   if (argc > 1) {
@@ -439,7 +438,7 @@ int main(int argc, char **argv) {
       printf("nibble %s (%s)\n", NIB_VERSION, LUA_RELEASE);
       return EXIT_SUCCESS;
     } else if (strcmp(word, "-e") == 0) {
-      if (argc < 3) return misuse("-e wants code", "");
+      if (argc < 3) return misuse("-e needs code after it", "");
       action = CODE;
       first = 2;
     } else if (!check && strcmp(word, "devices") == 0) {
@@ -448,7 +447,7 @@ int main(int argc, char **argv) {
     } else if (is_module(word)) {
       action = MODULE;
     } else if (strcmp(word, "--") == 0) {
-      if (argc < 3) return misuse("-- wants a file after it", "");
+      if (argc < 3) return misuse("-- needs a file after it", "");
       action = SCRIPT;
       first = 2;
     } else if (word[0] == '-' && word[1] != '\0') {
@@ -459,7 +458,7 @@ int main(int argc, char **argv) {
   }
   if (action == PROMPT && !isatty(STDIN_FILENO)) action = SCRIPT;
 
-  /* Names and messages in the user's characters; numbers keep their point. */
+  /* LC_CTYPE alone: text is in the user's encoding, and numbers keep the decimal point. */
   setlocale(LC_CTYPE, "");
   lua_State *L = luaL_newstate();
   if (!L) {

@@ -19,18 +19,18 @@
 #include "../visible.h"
 
 #define HISTORY_LINES 1000
-#define SHOWN_ENTRIES 40 /* of a table and the tables in it */
+#define SHOWN_ENTRIES 40 /* of a table and the tables in it, together */
 #define SHOWN_LEVELS  2
 
 struct prompt {
   EditLine *editor;
   History *history;
   lua_State *L;
-  bool continued;          /* the line goes on with a chunk that is not complete */
-  char history_path[4096]; /* empty: the history is not kept */
+  bool continued;          /* the next line continues an incomplete chunk */
+  char history_path[4096]; /* empty: the history is not saved */
 };
 
-/* Set by signal handlers, looked at where the terminal is read. */
+/* Set by the signal handlers and read by read_character. */
 static volatile sig_atomic_t interrupted, resized;
 
 static void on_signal(int number) {
@@ -43,7 +43,7 @@ static void on_signal(int number) {
 static void show_string(const char *text, size_t length) {
   putchar('"');
   for (size_t i = 0; i < length;) {
-    size_t plain = 0; /* bytes before one that is written otherwise */
+    size_t plain = 0; /* bytes up to the next one to escape */
     while (i + plain < length && !strchr("\n\"\\", text[i + plain])) plain++;
     nib_put_visible(stdout, text + i, plain, false, false);
     i += plain;
@@ -63,8 +63,8 @@ static bool is_name(lua_State *L, int index) {
   return true;
 }
 
-/* Prints a value as tostring does, but shows what is in a plain table; `left` counts the entries that may still be
- * shown. */
+/* Prints a value as tostring does, and the entries of a table without __tostring. *left is the number of entries that
+ * may still be printed. */
 static void show(lua_State *L, int index, int level, int *left) {
   luaL_checkstack(L, 8, NULL);
   int top = lua_gettop(L);
@@ -79,7 +79,7 @@ static void show(lua_State *L, int index, int level, int *left) {
       show_string(text, length);
     } else {
       const char *text = luaL_tolstring(L, index, &length);
-      nib_put_visible(stdout, text, length, true, true); /* pictures of nibble.show have colours */
+      nib_put_visible(stdout, text, length, true, true); /* keep the colours of nibble.show */
     }
     lua_settop(L, top);
     return;
@@ -137,7 +137,7 @@ static const char *prompt_text(EditLine *editor) {
   return prompt->continued ? ">> " : "> ";
 }
 
-/* Reads a character for libedit, whose own function goes on reading after a signal. */
+/* Reads a character for libedit, whose own function restarts the read after a signal. */
 static int read_character(EditLine *editor, wchar_t *character) {
   mbstate_t state;
   memset(&state, 0, sizeof state);
@@ -152,7 +152,7 @@ static int read_character(EditLine *editor, wchar_t *character) {
     }
     if (got <= 0) return (int)got;
     size_t length = mbrtowc(character, &byte, 1, &state);
-    if (length == (size_t)-1) { /* not a character here: take the byte as it is */
+    if (length == (size_t)-1) { /* invalid in this encoding: take the byte as it is */
       *character = (unsigned char)byte;
       return 1;
     }
@@ -160,8 +160,8 @@ static int read_character(EditLine *editor, wchar_t *character) {
   }
 }
 
-/* Inserts what all completions agree on; lists them where that is nothing. Where no name ends it does nothing: Tab
- * indents what is pasted. */
+/* Inserts the common prefix of all completions, or lists them if it adds nothing. After a space it does nothing, since
+ * Tabs in pasted code are indentation. */
 static unsigned char on_tab(EditLine *editor, int key) {
   (void)key;
   const LineInfo *line = el_line(editor);
@@ -215,7 +215,7 @@ static unsigned char on_tab(EditLine *editor, int key) {
 
 /* ---- History --------------------------------------------------------------------------------------------------- */
 
-/* Finds the history's file, creates it (for its owner alone) and loads it. */
+/* Creates the history file if it is missing, readable by its owner alone, and loads it. */
 static void open_history(struct prompt *prompt) {
   char *path = prompt->history_path;
   size_t size = sizeof prompt->history_path;
@@ -240,19 +240,19 @@ static void open_history(struct prompt *prompt) {
   int loaded = 0;
   if (file < 0 || fstat(file, &about) != 0 || !S_ISREG(about.st_mode) ||
       (about.st_size > 0 && (loaded = history(prompt->history, &event, H_LOAD, path)) < 0))
-    path[0] = '\0'; /* out of reach, or not a history: left alone */
+    path[0] = '\0'; /* it cannot be opened or is no history: do not write to it */
   else if (loaded > 2 * HISTORY_LINES)
-    history(prompt->history, &event, H_SAVE, path); /* without what was dropped on loading */
+    history(prompt->history, &event, H_SAVE, path); /* drop the oldest lines from the file */
   if (file >= 0) close(file);
 }
 
-/* Remembers a chunk, also for the next session and if this one dies. */
+/* Adds a chunk to the history and at once to its file, so that a crash loses nothing. */
 static void add_history(struct prompt *prompt, const char *chunk) {
   HistEvent event;
   if (chunk[strspn(chunk, " \t\r\n")] == '\0' || history(prompt->history, &event, H_ENTER, chunk) <= 0) return;
   FILE *file = prompt->history_path[0] ? fopen(prompt->history_path, "a") : NULL;
   if (!file) return;
-  /* As libedit writes it, which can write only all of a history. */
+  /* libedit's file format. libedit itself can only rewrite the whole file. */
   if (fseek(file, 0, SEEK_END) == 0 && ftell(file) == 0) fputs("_HiStOrY_V2_\n", file);
   for (; *chunk; chunk++) {
     unsigned char c = (unsigned char)*chunk;
@@ -264,15 +264,15 @@ static void add_history(struct prompt *prompt, const char *chunk) {
 
 /* ---- The prompt ------------------------------------------------------------------------------------------------ */
 
-/* Whether a chunk that did not load, by the message on top of the stack, could go on. */
+/* Whether the syntax error on top of the stack is at the end of the text, so that more lines could complete it. */
 static bool ends_early(lua_State *L, int status) {
   size_t length;
   const char *message = lua_tolstring(L, -1, &length);
   return status == LUA_ERRSYNTAX && length >= 5 && strcmp(message + length - 5, "<eof>") == 0;
 }
 
-/* Loads the text on top of the stack as an expression whose values are wanted, else as statements. Pushes the function,
- * or the error message. *incomplete: more lines could make it right. */
+/* Compiles the text on top of the stack as an expression or, if that fails, as statements. Replaces it by the function
+ * or the error message. *incomplete: more lines could complete the text. */
 static bool load(lua_State *L, bool *incomplete) {
   size_t length;
   const char *text = lua_tolstring(L, -1, &length);
@@ -289,7 +289,7 @@ static bool load(lua_State *L, bool *incomplete) {
   return status == LUA_OK;
 }
 
-/* Answers what people type to leave a prompt or to learn about it, unless the program has a global of that name. */
+/* Answers exit, quit and help, unless there is a global of that name. */
 static bool answer(lua_State *L, const char *line) {
   char word[8] = "";
   int length = 0;
@@ -304,26 +304,26 @@ static bool answer(lua_State *L, const char *line) {
   lua_pop(L, 2);
   if (known) return false;
   if (leave) {
-    puts("Ctrl-D leaves");
+    puts("Press Ctrl-D to exit.");
     return true;
   }
   int top = lua_gettop(L);
   bool found =
     luaL_dostring(L, "return (package.searchpath('nibble.meta', package.path))") == LUA_OK && lua_isstring(L, -1);
   puts(
-    "Keys: Tab completes, Up and Down recall lines, Ctrl-C interrupts, Ctrl-D leaves. Expressions print their values.");
-  printf("Every function of nibble: %s\n", found ? lua_tostring(L, -1) : "bindings/lua/nibble/meta.lua");
-  puts(
-    "In Lua: require \"nibble.pages\", \"nibble.show\", \"nibble.reference\"; their files say how, beside that one.");
+    "Keys: Tab completes, Up and Down recall lines, Ctrl-C interrupts, Ctrl-D exits. Expressions print their values.");
+  printf("Every function of nibble is documented in %s\n",
+         found ? lua_tostring(L, -1) : "bindings/lua/nibble/meta.lua");
+  puts("Beside it are modules in Lua: require \"nibble.pages\", \"nibble.show\", \"nibble.reference\".");
   lua_settop(L, top);
   return true;
 }
 
-/* Lua: (prompt) reads and runs lines until the end of input. */
+/* Lua: (prompt). Reads and runs lines until the end of input. */
 static int run_prompt(lua_State *L) {
   struct prompt *prompt = lua_touserdata(L, 1);
   for (;;) {
-    /* The stack holds the prompt and, in the middle of a chunk, its lines so far. */
+    /* The stack holds the prompt and, if `continued`, the lines so far. */
     int count = 0;
     const char *line = el_gets(prompt->editor, &count);
     if (interrupted) {
@@ -365,7 +365,7 @@ static void greet(lua_State *L) {
   if (luaL_dostring(L, "return (nibble.device())") == LUA_OK && lua_isstring(L, -1))
     printf(", device %s", lua_tostring(L, -1));
   lua_settop(L, 0);
-  puts(". Tab completes, help helps, Ctrl-D leaves.");
+  puts(". Tab completes, Ctrl-D exits, help prints help.");
 }
 
 int nib_command_repl(lua_State *L) {
@@ -400,7 +400,7 @@ int nib_command_repl(lua_State *L) {
   lua_pushcfunction(L, run_prompt);
   lua_pushlightuserdata(L, &prompt);
   int status = lua_pcall(L, 1, 0, 0);
-  sigaction(SIGINT, &interrupt_before, NULL); /* closing the state may wait long for queued work */
+  sigaction(SIGINT, &interrupt_before, NULL); /* closing the state can wait for queued work; Ctrl-C ends that */
   sigaction(SIGWINCH, &resize_before, NULL);
   putchar('\n');
   if (status != LUA_OK) nib_command_report(L, "nibble: ");

@@ -1,7 +1,6 @@
-/* An example of a host: a frame loop at 60 Hz with a serving engine's tick in it, and a folder of scripts that it does
- * not trust. A script may define on_load(reloaded), on_frame(dt) and on_unload(); it has the module `nibble`, the table
- * `state`, which outlives its code, and the table `host` (scripts.c). A file that changes is loaded again while its
- * state lives on. */
+/* An example host: a 60 Hz frame loop that ticks a serving engine and runs a folder of untrusted scripts. A script may
+ * define on_load(reloaded), on_frame(dt) and on_unload(). It has the module `nibble`, the table `state`, which survives
+ * a reload, and the table `host` (scripts.c). A file is reloaded when it changes. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <sched.h>
@@ -15,11 +14,11 @@
 #include "window.h"
 
 static const char usage[] =
-  "usage: nibble-host [OPTIONS] FOLDER   runs the .lua files of a folder, a frame every 1/60 s\n"
-  "  --frames N      ends after N frames; otherwise at Ctrl-C\n"
-  "  --budget-ms X   what a frame may take: the rest of it, after the engine's tick, is the scripts'; default 8\n"
-  "  --window        shows the page table (where it was built with SDL2)\n"
-  "  --quiet         prints no lines of scripts, nor their errors\n";
+  "usage: nibble-host [OPTIONS] FOLDER   run the .lua files of a folder, a frame every 1/60 s\n"
+  "  --frames N      end after N frames; default: run until Ctrl-C\n"
+  "  --budget-ms X   time of a frame; scripts get what the engine's tick leaves of it; default: 8\n"
+  "  --window        show the page table (needs a build with SDL2)\n"
+  "  --quiet         print neither the output of scripts nor their errors\n";
 
 enum { FRAME_US = 16667 };
 
@@ -65,12 +64,11 @@ static bool read_options(int argc, char **argv, struct options *options) {
   return options->folder && options->frames >= 0 && options->budget_ms > 0;
 }
 
-/* How long each frame worked, in a list that grows, and how it went with the scripts. */
 struct times {
-  float *list;
+  float *list; /* ms of each frame */
   long count, capacity;
-  long late, busy;
-  bool first; /* before all ordinary threads */
+  long late, busy; /* frames whose scripts did not end in time, or could not start */
+  bool first;      /* the frame's thread has real-time priority */
 };
 
 static void add_time(struct times *times, double ms) {
@@ -93,15 +91,16 @@ static void report(struct times *times, const struct options *options, long skip
     "%ld frames of at most %.1f ms, %s priority: p50 %.2f ms, p99 %.2f ms, worst %.2f ms, %ld past budget + 2 ms\n",
     times->count, options->budget_ms, times->first ? "real-time" : "ordinary", times->list[times->count / 2],
     times->list[times->count * 99 / 100], times->list[times->count - 1], over);
-  printf("scripts: %ld frames went on without them, %ld did not begin with them, %ld calls had no time left\n",
+  printf("scripts: not done in time in %ld frames, still busy at the start of %ld frames, %ld calls skipped for lack "
+         "of time\n",
          times->late, times->busy, skipped);
   printf("engine: %ld tokens, %d requests finished, %d running, %d of %d pages free\n", view->tokens, view->finished,
          view->running, view->free_pages, PAGES);
 }
 
-/* On a busy machine an ordinary thread that wakes up is put off for milliseconds, whatever its niceness. A frame works
- * little and sleeps much, so it may go first, where the system allows it: for root, and as limits.conf(5) says
- * (rtprio). */
+/* On a busy machine the scheduler may delay an ordinary thread that wakes up by milliseconds, whatever its niceness.
+ * The frame's thread mostly sleeps, so real-time priority harms nobody. It needs root, or an rtprio in
+ * limits.conf(5). */
 static bool go_first(void) {
   return pthread_setschedparam(pthread_self(), SCHED_FIFO, &(struct sched_param){ .sched_priority = 1 }) == 0;
 }
@@ -109,7 +108,7 @@ static bool go_first(void) {
 static int run(const struct options *options, struct serving *serving, struct scripts *scripts, struct times *times) {
   double last_ms = 0;
   long long next = host_now_us(), before = next;
-  scripts_wait(scripts, next + 5000000); /* the first loading is no frame */
+  scripts_wait(scripts, next + 5000000); /* loading the scripts counts as no frame */
   times->first = go_first();
   next = host_now_us();
   for (long frame = 0; !stop && (options->frames == 0 || frame < options->frames); frame++) {
@@ -119,7 +118,7 @@ static int run(const struct options *options, struct serving *serving, struct sc
       fprintf(stderr, "nibble-host: %s\n", nib_error(serving->runtime));
       return 1;
     }
-    /* They are told to end a little before the frame stops to wait for them. */
+    /* The scripts' deadline is a little before the frame's, so that they end in time. */
     bool runs = scripts_run(scripts, (double)(start - before) / 1e6, deadline - budget / 16, &serving->view);
     if (options->window && !window_show(&serving->view, last_ms, options->budget_ms)) break;
     if (!runs) times->busy++;
@@ -129,7 +128,7 @@ static int run(const struct options *options, struct serving *serving, struct sc
     add_time(times, last_ms);
     before = start;
     next += FRAME_US;
-    if (next < host_now_us()) next = host_now_us(); /* a frame is lost, not made up for */
+    if (next < host_now_us()) next = host_now_us(); /* drop a late frame; do not catch up */
     sleep_until(next);
   }
   return 0;
@@ -152,7 +151,7 @@ int main(int argc, char **argv) {
     return 1;
   }
   if (options.window && !window_open(&reason)) {
-    fprintf(stderr, "nibble-host: no window: %s\n", reason);
+    fprintf(stderr, "nibble-host: cannot open a window: %s\n", reason);
     return 1;
   }
   setvbuf(stdout, NULL, _IOLBF, 0);
@@ -160,7 +159,7 @@ int main(int argc, char **argv) {
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
   if (!scripts_open(&scripts, options.folder, options.quiet)) {
-    fprintf(stderr, "nibble-host: no thread for the scripts\n");
+    fprintf(stderr, "nibble-host: cannot start a thread for the scripts\n");
     return 1;
   }
   struct times times = { 0 };

@@ -102,7 +102,7 @@ static void print_name(const struct script *script) {
   nib_put_visible(stdout, script->name, strlen(script->name), false, false);
 }
 
-/* A line of a script's for people: whatever it writes moves no cursor and makes no second line. */
+/* Prints a line of a script. Control characters are made visible, so that the line cannot forge others. */
 static void print_line(void *user, const char *text, size_t length) {
   const struct script *script = user;
   if (script->scripts->is_quiet) return;
@@ -114,7 +114,8 @@ static void print_line(void *user, const char *text, size_t length) {
 
 /* ---- One script ------------------------------------------------------------------------------------------------ */
 
-/* Makes a sandbox the one to be cancelled (NULL: none, and none is being cancelled any longer). */
+/* Sets the sandbox that cancel_running cancels. With NULL, also waits until no cancel is under way, so that the sandbox
+ * may then be closed. */
 static void set_running(struct scripts *scripts, nib_sandbox *sandbox) {
   __atomic_store_n(&scripts->running, sandbox, __ATOMIC_SEQ_CST);
   while (!sandbox && __atomic_load_n(&scripts->is_cancelling, __ATOMIC_SEQ_CST)) sched_yield();
@@ -127,7 +128,7 @@ static void cancel_running(struct scripts *scripts) {
   __atomic_store_n(&scripts->is_cancelling, false, __ATOMIC_SEQ_CST);
 }
 
-/* Counts how a call ended, and prints its error, one a second. */
+/* Counts how a call ended and prints its error, at most one a second. */
 static void note(struct script *script, nib_status status, long long start_us) {
   long long now = host_now_us();
   if (now - start_us > script->worst_us) script->worst_us = now - start_us;
@@ -158,7 +159,7 @@ static void call(struct script *script, const char *function, double *dt, long l
   if (status != NIB_UNAVAILABLE) note(script, status, start);
   if (used > budget_us + STRIKE_US && ++script->strikes == MOST_STRIKES && !script->scripts->is_quiet) {
     print_name(script);
-    puts(": put aside until it changes: it cannot be stopped in time");
+    puts(": disabled until its file changes: its calls overran their time");
   }
   nib_tick(nib_sandbox_runtime(script->sandbox), LEAST_US);
 }
@@ -167,7 +168,7 @@ static void path_of(const struct script *script, char *path, size_t size) {
   snprintf(path, size, "%s/%s", script->scripts->folder, script->name);
 }
 
-/* The file's time of change and size in one number; 0 if there is none. */
+/* A number that changes with the file's modification time and size; 0 if there is no file. */
 static long long stamp_of(const struct script *script) {
   char path[512];
   struct stat file;
@@ -184,7 +185,7 @@ static void load(struct script *script) {
     size_t length = fread(source, 1, MOST_SOURCE, file);
     bool again = script->is_loaded;
     long long start = host_now_us();
-    script->printed_us = 0; /* what is wrong with a new version is always told */
+    script->printed_us = 0; /* always print the errors of a new version */
     nib_status status = nib_sandbox_load(script->sandbox, script->name, source, length, LOAD_US);
     note(script, status, start);
     if (status == NIB_OK) {
@@ -193,7 +194,7 @@ static void load(struct script *script) {
     }
     if (!script->scripts->is_quiet) {
       const char *what = status == NIB_OK ? again ? "reloaded" : "loaded"
-                         : again          ? "not reloaded, the old one goes on"
+                         : again          ? "not reloaded, the old version still runs"
                                           : "not loaded";
       print_name(script);
       printf(": %s\n", what);
@@ -229,9 +230,9 @@ static void add(struct scripts *scripts, const char *name) {
   for (int i = 0; i < scripts->count; i++)
     if (strcmp(scripts->list[i]->name, name) == 0) return;
   if (scripts->count == MOST_SCRIPTS) return;
-  struct script *script = calloc(1, sizeof *script); /* where it stays: its sandbox prints by it */
+  struct script *script = calloc(1, sizeof *script); /* its address is the sandbox's user pointer */
   if (!script) return;
-  memcpy(script->name, name, strlen(name) + 1); /* is_script has seen that it fits */
+  memcpy(script->name, name, strlen(name) + 1); /* is_script checked the length */
   script->scripts = scripts;
   nib_config runtime = { .threads = 1 };
   nib_sandbox_config config = { .runtime = &runtime,
@@ -249,7 +250,7 @@ static void add(struct scripts *scripts, const char *name) {
   scripts->list[scripts->count++] = script;
 }
 
-/* Loads what is new or changed, and unloads what is gone. */
+/* Loads new and changed files, and unloads removed ones. */
 static void look(struct scripts *scripts) {
   DIR *folder = opendir(scripts->folder);
   for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;)
@@ -270,7 +271,7 @@ static void look(struct scripts *scripts) {
 
 /* ---- The thread ------------------------------------------------------------------------------------------------ */
 
-/* Each script gets its part of the time that is left, and is the first one in turn. */
+/* Runs the scripts. Each gets an equal share of the time left, and each frame begins with another one. */
 static void run_frame(struct scripts *scripts) {
   for (int i = 0; i < scripts->count; i++) {
     struct script *script = scripts->list[(scripts->first + i) % scripts->count];
@@ -284,14 +285,14 @@ static void run_frame(struct scripts *scripts) {
 static void *script_thread(void *argument) {
   struct scripts *scripts = argument;
 #ifdef SCHED_IDLE
-  /* This thread, and those that the scripts' runtimes start from it, take what the frame leaves: any other policy may
-   * keep a frame that wakes up waiting for milliseconds, where all processors are busy. */
+  /* This thread, and the threads that the scripts' runtimes start, run only when the frame's thread sleeps. With any
+   * other policy they may delay a frame that wakes up by milliseconds when all processors are busy. */
   pthread_setschedparam(pthread_self(), SCHED_IDLE, &(struct sched_param){ 0 });
 #endif
   look(scripts);
   for (int frame = 1;; frame++) {
     __atomic_store_n(&scripts->is_busy, false, __ATOMIC_RELEASE);
-    if (write(scripts->done[1], "", 1) < 0) continue; /* the pipe is full: the frame will see is_busy */
+    if (write(scripts->done[1], "", 1) < 0) continue; /* the pipe is full; the frame looks at is_busy */
     while (sem_wait(&scripts->work) != 0) {}
     if (__atomic_load_n(&scripts->must_quit, __ATOMIC_ACQUIRE)) return NULL;
     run_frame(scripts);

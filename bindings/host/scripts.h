@@ -1,5 +1,5 @@
-/* The scripts of a folder, each in a sandbox, on a thread of their own: the frame waits for them until its time is over
- * and goes on without them, whatever they do. */
+/* Runs the scripts of a folder, each in its own sandbox, on one thread. The frame waits for them until its deadline and
+ * then goes on, whatever they do. */
 #ifndef HOST_SCRIPTS_H
 #define HOST_SCRIPTS_H
 
@@ -12,48 +12,48 @@
 enum { MOST_SCRIPTS = 32 };
 
 struct script {
-  char name[64]; /* of the file */
+  char name[64]; /* file name */
   nib_sandbox *sandbox;
   struct scripts *scripts;
-  long long stamp; /* of the file when it was loaded, or tried */
-  bool is_loaded;  /* some version of it */
+  long long stamp; /* stamp_of the file at the last attempt to load it */
+  bool is_loaded;  /* some version is loaded */
   long calls, raised, expired, exhausted;
   long long worst_us;   /* longest call */
   long long printed_us; /* when its last error was printed */
-  int strikes;          /* calls that could not be stopped in time */
+  int strikes;          /* calls that overran their budget by STRIKE_US */
 };
 
 struct scripts {
   const char *folder;
   bool is_quiet;
   struct script *list[MOST_SCRIPTS];
-  int count, first; /* whose turn it is to be the first */
+  int count, first; /* first: the script to begin the next frame with */
 
-  /* The frame takes no lock that the script thread holds: that one may be put off by the system at any time. */
+  /* The two threads share no lock: the system may suspend the script thread while it holds one. */
   pthread_t thread;
   sem_t work;
-  int done[2];          /* a pipe: a byte when a frame's scripts are done */
-  bool is_busy;         /* atomic: the fields below are the script thread's */
+  int done[2];          /* a pipe; the script thread writes a byte when a frame's scripts are done */
+  bool is_busy;         /* atomic; while set, the fields below belong to the script thread */
   bool must_quit;       /* atomic */
-  bool is_cancelling;   /* atomic: the frame looks at: */
-  nib_sandbox *running; /* atomic: what there is to cancel */
+  bool is_cancelling;   /* atomic; the frame is using `running` */
+  nib_sandbox *running; /* atomic; the sandbox to cancel, or NULL */
 
   double dt;
   long long deadline_us;
   struct serving_view view;
-  int wanted_running; /* the scripts' wish for view.most_running */
-  long skipped;       /* calls for which no time was left */
+  int wanted_running; /* the view.most_running that scripts asked for; 0: none */
+  long skipped;       /* calls that were skipped for lack of time */
 };
 
 long long host_now_us(void);
 
-/* Starts the thread, which loads what is in the folder. False if it cannot. */
+/* Starts the thread, which loads the folder's scripts. False if it cannot. */
 bool scripts_open(struct scripts *scripts, const char *folder, bool is_quiet);
-/* Calls every script's on_frame(dt), until the deadline. False: they are still busy with another frame, or loading. */
+/* Starts to call every script's on_frame(dt). False if the scripts are still loading or busy with an earlier frame. */
 bool scripts_run(struct scripts *scripts, double dt, long long deadline_us, const struct serving_view *view);
-/* Waits for them, until the deadline; then cancels the one that runs. Whether all are done. */
+/* Waits for the scripts until the deadline, then cancels the one that runs. True if all are done. */
 bool scripts_wait(struct scripts *scripts, long long deadline_us);
-/* Calls on_unload of each and closes everything. */
+/* Calls each script's on_unload and closes everything. */
 void scripts_close(struct scripts *scripts);
 
 #endif

@@ -33,7 +33,7 @@ static int random_below(struct serving *serving, int limit) {
   return (int)((serving->random >> 8) % (unsigned)limit);
 }
 
-/* Room for one more token of a request, and its slot among those of this frame; false if there is none. */
+/* Adds a token to a request and its slot to this frame's slots. False if there is no room. */
 static bool add_token(struct serving *serving, struct request *request) {
   struct serving_view *view = &serving->view;
   if (serving->pending_count == MOST_TOKENS) return false;

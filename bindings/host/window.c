@@ -3,7 +3,7 @@
 #ifndef NIB_HOST_SDL
 
 bool window_open(const char **reason) {
-  *reason = "built without SDL2";
+  *reason = "nibble-host was built without SDL2";
   return false;
 }
 bool window_show(const struct serving_view *view, double frame_ms, double budget_ms) {
@@ -33,7 +33,8 @@ enum {
 static SDL_Window *window;
 static SDL_Renderer *renderer;
 
-/* What to show next. It belongs to the frame, which waits for nobody, or (is_taken) to the window's thread. */
+/* What to show next. It belongs to the window's thread while is_taken is set, otherwise to the frame's thread, which
+ * does not wait for it. */
 static struct {
   pthread_t thread;
   sem_t opened, work;
@@ -55,7 +56,7 @@ static void fill(int x, int y, int width, int height, Uint8 red, Uint8 green, Ui
   SDL_RenderFillRect(renderer, &(SDL_Rect){ x, y, width, height });
 }
 
-/* Neighbouring ids get colours far apart. */
+/* Gives consecutive ids colours that differ clearly. */
 static void color_of(int id, Uint8 rgb[3]) {
   int hue = id * 137 % 360, sector = hue / 60, ramp = 90 + (hue % 60) * 150 / 60, fall = 240 - (hue % 60) * 150 / 60;
   const int table[6][3] = { { 240, ramp, 90 }, { fall, 240, 90 }, { 90, 240, ramp },
@@ -80,7 +81,7 @@ static void draw_pages(const struct serving_view *view) {
   }
 }
 
-/* A line for each request: how far it is. */
+/* Draws a progress bar for each request. */
 static void draw_requests(const struct serving_view *view, int y) {
   Uint8 rgb[3];
   for (int i = 0; i < MOST_REQUESTS; i++) {
@@ -93,7 +94,7 @@ static void draw_requests(const struct serving_view *view, int y) {
   }
 }
 
-/* What the rectangles show, in the window's title: there is no font. */
+/* Puts the figures into the window's title, since SDL2 draws no text. */
 static void tell(const struct serving_view *view, double frame_ms, double budget_ms) {
   char title[160];
   snprintf(
@@ -125,7 +126,7 @@ static bool open_window(void) {
   return renderer != NULL;
 }
 
-/* Everything of SDL's happens here: a display that answers late is no business of the frame's. */
+/* All calls of SDL are in this thread, so that a slow display does not delay a frame. */
 static void *window_thread(void *unused) {
   bool goes_on = open_window();
   set(&next.is_open, goes_on);
@@ -146,7 +147,7 @@ static void *window_thread(void *unused) {
 }
 
 bool window_open(const char **reason) {
-  *reason = "no thread for it";
+  *reason = "cannot start a thread";
   if (sem_init(&next.opened, 0, 0) != 0 || sem_init(&next.work, 0, 0) != 0) return false;
   if (pthread_create(&next.thread, NULL, window_thread, NULL) != 0) return false;
   wait_for(&next.opened);
@@ -156,7 +157,7 @@ bool window_open(const char **reason) {
 }
 
 bool window_show(const struct serving_view *view, double frame_ms, double budget_ms) {
-  if (get(&next.is_taken)) return get(&next.is_open); /* it still draws an earlier one */
+  if (get(&next.is_taken)) return get(&next.is_open); /* it still draws an earlier frame */
   next.view = *view;
   next.frame_ms = frame_ms;
   next.budget_ms = budget_ms;

@@ -1,14 +1,14 @@
-/* A window with the page table, where SDL2 was there at build time. */
+/* A window that shows the page table. Needs SDL2 at build time. */
 #ifndef HOST_WINDOW_H
 #define HOST_WINDOW_H
 
 #include "serving.h"
 
-/* False, with a reason in words, if there can be none. */
+/* False, with a reason in words, if it cannot open one. */
 bool window_open(const char **reason);
-/* Shows the pool's pages, a colour for each request; a bar of the frame's time against 16.7 ms, with a mark at the
- * budget; how far each request is. A thread of its own draws; what it has no time for is left out. False when the
- * window was closed. */
+/* Shows the pages in the colour of their request, the frame's time as a bar of 16.7 ms with a mark at the budget, and
+ * the progress of each request. Another thread draws, and skips frames that it has no time for. False if the window was
+ * closed. */
 bool window_show(const struct serving_view *view, double frame_ms, double budget_ms);
 void window_close(void);
 

@@ -67,11 +67,11 @@ describe("nibble #quick", function()
     for arguments, message in pairs {
       ["--nonsense"] = "unknown option %-%-nonsense",
       ["-x"] = "unknown option %-x",
-      ["-e"] = "%-e wants code",
-      ["--"] = "%-%- wants a file",
+      ["-e"] = "%-e needs code",
+      ["--"] = "%-%- needs a file",
       ["devices cpu"] = "devices takes no arguments, got cpu",
-      ["--check"] = "%-%-check wants a file or %-e CODE",
-      ["--check --version"] = "%-%-check wants a file or %-e CODE",
+      ["--check"] = "%-%-check needs a file or %-e CODE",
+      ["--check --version"] = "%-%-check needs a file or %-e CODE",
     } do
       it("nibble " .. arguments, function() failed(nibble(arguments), 2, "^nibble: " .. message .. "[^\n]*\n$") end)
     end
@@ -164,7 +164,7 @@ describe("nibble #quick", function()
       "--help" } do
       local result = nibble(arguments .. " >/dev/full")
       assert.equal(1, result.status)
-      assert.matches("^nibble: standard output could not be written[^\n]*\n$", result.stderr)
+      assert.matches("^nibble: cannot write to standard output[^\n]*\n$", result.stderr)
     end
     ended_well(nibble("-e 'x = 1' >/dev/full"), "")
   end)
@@ -322,10 +322,10 @@ describe("the prompt", function()
 
   it("says how to leave and where help is, unless the words mean something", function()
     local screen = typed("exit\n", "quit()\n", "help\n", "quit = 6 * 7\n", "quit\n", "exit = 1 print(exit, help)\n")
-    local _, hints = screen:gsub("\nCtrl%-D leaves\n", "")
+    local _, hints = screen:gsub("\nPress Ctrl%-D to exit%.\n", "")
     assert.equal(2, hints)
     local keys,
-      docs = screen:match("\n(Keys: [^\n]*)\n[^\n]*: (/[^\n]*/nibble/meta%.lua)\n[^\n]*nibble%.pages[^\n]*\n>")
+      docs = screen:match("\n(Keys: [^\n]*)\n[^\n]* in (/[^\n]*/nibble/meta%.lua)\n[^\n]*nibble%.pages[^\n]*\n>")
     assert.matches("Tab", keys)
     assert.truthy(io.open(docs)):close()
     assert.matches("\n42\n", screen)

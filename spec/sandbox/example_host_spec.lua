@@ -60,7 +60,7 @@ describe("the example host", function()
     local text = result.stdout
     local at = 1
     for _, line in ipairs({ "good.lua: hello\n", "good.lua: loaded\n", "good.lua:1: new and bad\n",
-      "good.lua: not reloaded, the old one goes on\n",
+      "good.lua: not reloaded, the old version still runs\n",
       "good.lua: the new one\n", "good.lua: again\n", "good.lua: reloaded\n" }) do
       local _, last = text:find(line, at, true)
       assert.is_truthy(last, line .. " is missing in\n" .. text)
@@ -78,7 +78,7 @@ describe("the example host", function()
       "env -u DISPLAY -u WAYLAND_DISPLAY SDL_VIDEODRIVER=%s timeout -k 5 60 %s --window --frames 40 /nonexistent"
     local nowhere = process.run(line:format("nothing", quote(command)))
     assert.equal(1, nowhere.status)
-    assert.matches("^nibble%-host: no window: %S", nowhere.stderr)
+    assert.matches("^nibble%-host: cannot open a window: %S", nowhere.stderr)
     if nowhere.stderr:find("without SDL2", 1, true) then return pending("built without SDL2") end
     local shown = process.run(line:format("dummy", quote(command)))
     assert.same({ 0, "" }, { shown.status, shown.stderr })
