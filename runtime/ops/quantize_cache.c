@@ -91,14 +91,14 @@ static nib_status launch_half(const struct nib_check *both, nib_layout layout, s
 
 nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache_desc *given, size_t desc_bytes,
                                     nib_quantized_cache *out, size_t out_bytes) {
-  memset(out, 0, out_bytes);
   struct nib_check c = nib_check_begin(stream, NIB_OPERATION_QUANTIZE_CACHE);
   nib_quantize_cache_desc own;
-  const nib_quantize_cache_desc *desc = NIB_CHECK_DESC(&c, nib_quantize_cache_desc, &own, given, desc_bytes);
-  if (out_bytes < nib_quantized_cache_least)
-    nib_check_fail(&c, "out", "expected at least %d bytes, got %zu", nib_quantized_cache_least, out_bytes);
-  if (c.status != NIB_OK) return c.status;
   nib_quantized_cache results = { 0 };
+  const nib_quantize_cache_desc *desc = NIB_CHECK_DESC(&c, nib_quantize_cache_desc, &own, given, desc_bytes);
+  if (out_bytes < nib_quantized_cache_least) /* and whatever `out` points to stays as it is */
+    nib_check_fail(&c, "out", "expected at least %d bytes, got %zu", nib_quantized_cache_least, out_bytes);
+  else nib_sized_write(out, out_bytes, &results, sizeof results);
+  if (c.status != NIB_OK) return c.status;
   const char *meaning = desc->kv_layout == NIB_HND ? "[num_pages, num_kv_heads, page_size, head_dim] (HND)"
                                                    : "[num_pages, page_size, num_kv_heads, head_dim] (NHD)";
   struct half_cache halves[2] = {

@@ -101,9 +101,15 @@ int main(void) {
   OK(runtime, nib_tensor_fill(stream, pages, NIB_REAL(1)));
   nib_quantize_cache_desc desc = { .k_cache = pages, .v_cache = pages, .kv_layout = NIB_HND };
   nib_quantized_cache *made = (nib_quantized_cache *)(void *)given.bytes;
-  CHECK_STATUS(NIB_INVALID, runtime, nib_quantize_cache_sized(stream, &desc, sizeof desc, made, sizeof *made - 8));
-  CHECK(strstr(nib_error(runtime), ": out: expected at least ") && !made->k);
   memset(&given, 0xAA, sizeof given);
+  CHECK_STATUS(NIB_INVALID, runtime, nib_quantize_cache_sized(stream, &desc, sizeof desc, made, sizeof *made - 8));
+  CHECK(strstr(nib_error(runtime), ": out: expected at least "));
+  for (size_t i = 0; i < sizeof given; i++) CHECK(given.bytes[i] == 0xAA); /* that is no struct of results */
+  desc.v_cache = NULL;
+  CHECK_STATUS(NIB_INVALID, runtime, nib_quantize_cache_sized(stream, &desc, sizeof desc, made, sizeof *made));
+  CHECK(!made->k && !made->v && !made->k_sf && !made->v_sf && !made->k_scale && !made->v_scale);
+  CHECK(given.bytes[sizeof *made] == 0xAA);
+  desc.v_cache = pages;
   OK(runtime, nib_quantize_cache_sized(stream, &desc, sizeof desc, made, sizeof given));
   CHECK(made->k && made->v && made->k_sf && made->v_sf && made->k_scale && made->v_scale);
   for (size_t i = sizeof *made; i < sizeof given; i++) CHECK(given.bytes[i] == 0);
