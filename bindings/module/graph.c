@@ -93,10 +93,8 @@ static int graph_update(lua_State *L) {
   const nib_lua_object *stream = nib_lua_test(L, 3, NIB_LUA_STREAM);
   if (!stream || !nib_lua_is_open(stream)) { /* any other does as well */
     lua_settop(L, 2);
-    nib_lua_object *fresh = nib_lua_push(L, NIB_LUA_STREAM);
-    NIB_LUA_DO(L, "graph:update", nib_stream_create(nib_graph_device(graph), 0, &fresh->stream));
-    lua_pushvalue(L, 3);
-    lua_setiuservalue(L, 1, 1);
+    nib_lua_current_stream(L, "graph:update", nib_graph_device(graph));
+    nib_lua_push_current_stream(L, nib_graph_device(graph));
   }
   lua_pushvalue(L, 2);
   lua_pushboolean(L, capture(L, "graph:update", 3, NIB_CAPTURE_THREAD_LOCAL, lua_touserdata(L, 1)));

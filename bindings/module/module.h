@@ -175,6 +175,8 @@ void nib_lua_new_class(lua_State *L, nib_lua_state *state, int state_index, nib_
                        const luaL_Reg *methods, const luaL_Reg *metamethods);
 /* Pushes an object without a handle, for the caller to fill. */
 nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class);
+/* The same for what is the device's and not the script's: it takes nothing of a sandbox's allowance. */
+nib_lua_object *nib_lua_push_uncounted(lua_State *L, nib_lua_class class);
 /* The object at a stack index, open or not; NULL if it is something else. */
 nib_lua_object *nib_lua_test(lua_State *L, int index, nib_lua_class class);
 /* The open object at a stack index; an error if it is something else. */
@@ -190,6 +192,8 @@ int nib_lua_unknown_field(lua_State *L, nib_lua_class class);
 
 /* The current stream of a device; an error if it is closed. */
 nib_stream *nib_lua_current_stream(lua_State *L, const char *operation, nib_device *device);
+/* Its userdata, open or not. */
+void nib_lua_push_current_stream(lua_State *L, nib_device *device);
 /* Makes a scope of the stream at an index, whose userdata stays on the stack, ready for: */
 void nib_lua_prepare_scope(lua_State *L, int stream_index, nib_lua_scope *scope);
 /* lua_pcall with the scope's stream current. Raises no error itself. */

@@ -38,13 +38,18 @@ static void count(lua_State *L, nib_lua_state *state, nib_lua_class class) {
   state->count[class]++;
 }
 
-nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class) {
-  nib_lua_state *state = nib_lua_get_state(L);
+nib_lua_object *nib_lua_push_uncounted(lua_State *L, nib_lua_class class) {
   /* A graph remembers the stream that it was captured on. */
   nib_lua_object *object = lua_newuserdatauv(L, sizeof *object, class == NIB_LUA_GRAPH ? 1 : 0);
   *object = (nib_lua_object){ .class = class };
   lua_getiuservalue(L, lua_upvalueindex(1), 1 + (int)class);
   lua_setmetatable(L, -2);
+  return object;
+}
+
+nib_lua_object *nib_lua_push(lua_State *L, nib_lua_class class) {
+  nib_lua_state *state = nib_lua_get_state(L);
+  nib_lua_object *object = nib_lua_push_uncounted(L, class);
   if (state->limits.most[class]) {
     count(L, state, class);
     object->counted = true;

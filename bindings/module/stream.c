@@ -17,18 +17,18 @@ nib_stream *nib_lua_current_stream(lua_State *L, const char *operation, nib_devi
   return scope->stream->stream;
 }
 
-static void push_current_stream(lua_State *L, nib_device *device) {
+void nib_lua_push_current_stream(lua_State *L, nib_device *device) {
   const nib_lua_scope *scope = find_scope(nib_lua_get_state(L), device);
+  lua_getiuservalue(L, lua_upvalueindex(1), scope ? NIB_LUA_SCOPES : NIB_LUA_DEFAULT_STREAMS);
   if (scope) {
-    lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_SCOPES);
     lua_rawgeti(L, -1, scope->depth);
-    return;
+  } else if (lua_rawgetp(L, -1, device) == LUA_TNIL) {
+    lua_pop(L, 1);
+    nib_lua_push_uncounted(L, NIB_LUA_STREAM)->stream = nib_device_default_stream(device);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, -3, device);
   }
-  lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_DEFAULT_STREAMS);
-  if (lua_rawgetp(L, -1, device) != LUA_TNIL) return;
-  nib_lua_push(L, NIB_LUA_STREAM)->stream = nib_device_default_stream(device);
-  lua_pushvalue(L, -1);
-  lua_rawsetp(L, -4, device);
+  lua_remove(L, -2);
 }
 
 void nib_lua_prepare_scope(lua_State *L, int stream_index, nib_lua_scope *scope) {
@@ -58,7 +58,7 @@ int nib_lua_call_in_scope(lua_State *L, nib_lua_scope *scope, int arguments, int
 }
 
 int nib_lua_get_current_stream(lua_State *L) {
-  push_current_stream(L, nib_lua_device(L, "current_stream", 1));
+  nib_lua_push_current_stream(L, nib_lua_device(L, "current_stream", 1));
   return 1;
 }
 

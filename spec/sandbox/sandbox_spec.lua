@@ -51,6 +51,24 @@ describe("a sandbox", function()
     assert.equal("a\tnil\ttable\t1.5", ends[1].printed[2])
   end)
 
+  it("counts the streams that a script has made, and no others", function()
+    local ended = run({ { [[
+      local t, s = nibble.zeros(4), nibble.stream()
+      local graph = s:capture(function() t:fill(1) end)
+      s:close()
+      s = nibble.stream()
+      function run()
+        assert(not pcall(nibble.stream))
+        local current = nibble.current_stream() -- the device's
+        assert(graph:update(function() t:fill(2) end))
+        graph:replay()
+        print(t[1], nibble.current_stream() == current)
+        s:close()
+        nibble.stream():close()
+      end]], "streams=1" } })[1]
+    assert.same({ "OK", "", { "2.0\ttrue" } }, { ended.status, ended.message, ended.printed })
+  end)
+
   it("names the script and the line of an error", function()
     local ends = run({ { "\n\nerror('so')" }, { "local t = nil\nt.x = 1" }, { "error({})" }, { "nibble.zeros('a')" },
       { "function run()\n  error('in run')\nend" } })
