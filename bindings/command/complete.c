@@ -1,3 +1,4 @@
+/* Completes names at the prompt. */
 #include <ctype.h>
 #include <lauxlib.h>
 #include <limits.h>
