@@ -10,38 +10,57 @@
 
 #include "nvfp4.h"
 
-NIB_HD int nib_type_is_float(int32_t type) { return type <= NIB_TYPE_FLOAT8_E4M3FN; }
+/* In a switch over the element types: of one kind alone. */
+#define NIB_FLOAT_FLOAT(...) __VA_ARGS__
+#define NIB_FLOAT_UNSIGNED(...)
+#define NIB_FLOAT_SIGNED(...)
+#define NIB_INTEGER_FLOAT(...)
+#define NIB_INTEGER_UNSIGNED(...) __VA_ARGS__
+#define NIB_INTEGER_SIGNED(...)   __VA_ARGS__
 
-NIB_HD int64_t nib_type_size(int32_t type) {
-  switch (type) {
-  case NIB_TYPE_FLOAT32:
-  case NIB_TYPE_INT32: return 4;
-  case NIB_TYPE_FLOAT16:
-  case NIB_TYPE_BFLOAT16:
-  case NIB_TYPE_UINT16: return 2;
-  case NIB_TYPE_INT64: return 8;
-  default: return 1;
-  }
-}
+/* The largest number of an integer type of C. */
+#define NIB_MAX_UNSIGNED(bits) ((int64_t)(bits)-1)
+#define NIB_MAX_SIGNED(bits)   (INT64_MAX >> (64 - 8 * sizeof(bits)))
+#define NIB_MIN_UNSIGNED(bits) 0
+#define NIB_MIN_SIGNED(bits)   (-NIB_MAX_SIGNED(bits) - 1)
 
-NIB_HD int64_t nib_type_min(int32_t type) {
+#define X(symbol, name, bits, kind, ...) NIB_FLOAT_##kind(case NIB_TYPE_##symbol : return 1;)
+NIB_HD int nib_type_is_float(int32_t type) {
   switch (type) {
-  case NIB_TYPE_INT8: return INT8_MIN;
-  case NIB_TYPE_INT32: return INT32_MIN;
-  case NIB_TYPE_INT64: return INT64_MIN;
+    NIB_TYPE_LIST(X, )
   default: return 0;
   }
 }
+#undef X
 
-NIB_HD int64_t nib_type_max(int32_t type) {
+#define X(symbol, name, bits, kind, ...) \
+  case NIB_TYPE_##symbol: return sizeof(bits);
+NIB_HD int64_t nib_type_size(int32_t type) {
   switch (type) {
-  case NIB_TYPE_UINT8: return UINT8_MAX;
-  case NIB_TYPE_INT8: return INT8_MAX;
-  case NIB_TYPE_UINT16: return UINT16_MAX;
-  case NIB_TYPE_INT32: return INT32_MAX;
-  default: return INT64_MAX;
+    NIB_TYPE_LIST(X, )
+  default: return 0;
   }
 }
+#undef X
+
+/* The least and the largest number of an integer type. */
+#define X(symbol, name, bits, kind, ...) NIB_INTEGER_##kind(case NIB_TYPE_##symbol : return NIB_MIN_##kind(bits);)
+NIB_HD int64_t nib_type_min(int32_t type) {
+  switch (type) {
+    NIB_TYPE_LIST(X, )
+  default: return 0;
+  }
+}
+#undef X
+
+#define X(symbol, name, bits, kind, ...) NIB_INTEGER_##kind(case NIB_TYPE_##symbol : return NIB_MAX_##kind(bits);)
+NIB_HD int64_t nib_type_max(int32_t type) {
+  switch (type) {
+    NIB_TYPE_LIST(X, )
+  default: return 0;
+  }
+}
+#undef X
 
 /* ---- Reading --------------------------------------------------------------------------------------------------- */
 
@@ -56,29 +75,25 @@ NIB_HD float nib_load_f32(const void *data, int64_t at, int32_t type) {
 }
 
 /* Element `at` of an integer tensor. */
+#define X(symbol, name, bits, kind, ...) NIB_INTEGER_##kind(case NIB_TYPE_##symbol : return ((const bits *)data)[at];)
 NIB_HD int64_t nib_load_i64(const void *data, int64_t at, int32_t type) {
   switch (type) {
-  case NIB_TYPE_UINT8: return ((const uint8_t *)data)[at];
-  case NIB_TYPE_INT8: return ((const int8_t *)data)[at];
-  case NIB_TYPE_UINT16: return ((const uint16_t *)data)[at];
-  case NIB_TYPE_INT32: return ((const int32_t *)data)[at];
-  default: return ((const int64_t *)data)[at];
+    NIB_TYPE_LIST(X, )
+  default: return 0;
   }
 }
+#undef X
 
 /* ---- Writing --------------------------------------------------------------------------------------------------- */
+
+#define X(symbol, name, bits, kind, value) \
+  NIB_INTEGER_##kind(case NIB_TYPE_##symbol : ((bits *)data)[at] = (bits)(value); break;)
 
 NIB_HD void nib_store_integer(void *data, int64_t at, int32_t type, int64_t value) {
   int64_t low = nib_type_min(type), high = nib_type_max(type);
   value = value < low ? low : value;
   value = value > high ? high : value;
-  switch (type) {
-  case NIB_TYPE_UINT8: ((uint8_t *)data)[at] = (uint8_t)value; break;
-  case NIB_TYPE_INT8: ((int8_t *)data)[at] = (int8_t)value; break;
-  case NIB_TYPE_UINT16: ((uint16_t *)data)[at] = (uint16_t)value; break;
-  case NIB_TYPE_INT32: ((int32_t *)data)[at] = (int32_t)value; break;
-  default: ((int64_t *)data)[at] = value; break;
-  }
+  switch (type) { NIB_TYPE_LIST(X, value) }
 }
 
 /* Truncated toward zero, saturated to int64; NaN gives 0. */
@@ -88,7 +103,7 @@ NIB_HD int64_t nib_i64_from_f64(double value) {
   return value < -0x1p63 ? INT64_MIN : (int64_t)value;
 }
 
-/* The same for any integer dtype. */
+/* The same for any integer dtype. Others than int64 fit into an int32, which is faster on a GPU. */
 NIB_HD void nib_store_truncated(void *data, int64_t at, int32_t type, double value) {
   if (type == NIB_TYPE_INT64) {
     ((int64_t *)data)[at] = nib_i64_from_f64(value);
@@ -98,13 +113,9 @@ NIB_HD void nib_store_truncated(void *data, int64_t at, int32_t type, double val
   value = value < low ? low : value;
   value = value > high ? high : value;
   int32_t whole = (int32_t)(value == value ? value : 0);
-  switch (type) {
-  case NIB_TYPE_UINT8: ((uint8_t *)data)[at] = (uint8_t)whole; break;
-  case NIB_TYPE_INT8: ((int8_t *)data)[at] = (int8_t)whole; break;
-  case NIB_TYPE_UINT16: ((uint16_t *)data)[at] = (uint16_t)whole; break;
-  default: ((int32_t *)data)[at] = whole; break;
-  }
+  switch (type) { NIB_TYPE_LIST(X, whole) }
 }
+#undef X
 
 NIB_HD void nib_store_i64(void *data, int64_t at, int32_t type, int64_t value) {
   switch (type) {

@@ -30,18 +30,22 @@
 enum nib_kernel { NIB_KERNEL_LIST(X) NIB_KERNEL_COUNT };
 #undef X
 
-/* Element types, in the order of nibble.h's nib_dtype (the runtime asserts that they agree). */
-enum nib_type {
-  NIB_TYPE_FLOAT32,
-  NIB_TYPE_FLOAT16,
-  NIB_TYPE_BFLOAT16,
-  NIB_TYPE_FLOAT8_E4M3FN,
-  NIB_TYPE_UINT8,
-  NIB_TYPE_INT8,
-  NIB_TYPE_UINT16,
-  NIB_TYPE_INT32,
-  NIB_TYPE_INT64
-};
+/* X(symbol, name, C type that holds an element, FLOAT UNSIGNED or SIGNED, what else the list was given): the element
+ * types, in the order of nibble.h's nib_dtype (the runtime asserts that they agree). */
+#define NIB_TYPE_LIST(X, ...)                                  \
+  X(FLOAT32, float32, float, FLOAT, __VA_ARGS__)               \
+  X(FLOAT16, float16, uint16_t, FLOAT, __VA_ARGS__)            \
+  X(BFLOAT16, bfloat16, uint16_t, FLOAT, __VA_ARGS__)          \
+  X(FLOAT8_E4M3FN, float8_e4m3fn, uint8_t, FLOAT, __VA_ARGS__) \
+  X(UINT8, uint8, uint8_t, UNSIGNED, __VA_ARGS__)              \
+  X(INT8, int8, int8_t, SIGNED, __VA_ARGS__)                   \
+  X(UINT16, uint16, uint16_t, UNSIGNED, __VA_ARGS__)           \
+  X(INT32, int32, int32_t, SIGNED, __VA_ARGS__)                \
+  X(INT64, int64, int64_t, SIGNED, __VA_ARGS__)
+
+#define X(symbol, ...) NIB_TYPE_##symbol,
+enum nib_type { NIB_TYPE_LIST(X, ) NIB_TYPE_COUNT };
+#undef X
 
 /* ---- Content faults -------------------------------------------------------------------------------------------- */
 

@@ -13,18 +13,12 @@ struct nib_rows {
 };
 
 /* Calls each(TYPE, ...) with the dtype as a constant, so that the compiler makes one plain loop of each. */
-#define NIB_BY_TYPE(type, each, ...)                                             \
-  switch (type) {                                                                \
-  case NIB_TYPE_FLOAT32: each(NIB_TYPE_FLOAT32, __VA_ARGS__); break;             \
-  case NIB_TYPE_FLOAT16: each(NIB_TYPE_FLOAT16, __VA_ARGS__); break;             \
-  case NIB_TYPE_BFLOAT16: each(NIB_TYPE_BFLOAT16, __VA_ARGS__); break;           \
-  case NIB_TYPE_FLOAT8_E4M3FN: each(NIB_TYPE_FLOAT8_E4M3FN, __VA_ARGS__); break; \
-  case NIB_TYPE_UINT8: each(NIB_TYPE_UINT8, __VA_ARGS__); break;                 \
-  case NIB_TYPE_INT8: each(NIB_TYPE_INT8, __VA_ARGS__); break;                   \
-  case NIB_TYPE_UINT16: each(NIB_TYPE_UINT16, __VA_ARGS__); break;               \
-  case NIB_TYPE_INT32: each(NIB_TYPE_INT32, __VA_ARGS__); break;                 \
-  default: each(NIB_TYPE_INT64, __VA_ARGS__); break;                             \
-  }
+#define NIB_TYPE_CASE(symbol, name, bits, kind, each, ...) \
+  case NIB_TYPE_##symbol:                                  \
+    each(NIB_TYPE_##symbol, __VA_ARGS__);                  \
+    break;
+#define NIB_BY_TYPE(type, ...) \
+  switch (type) { NIB_TYPE_LIST(NIB_TYPE_CASE, __VA_ARGS__) }
 
 /* For every element of `rows`, `at` its offset and `i` its place in flight. Long compact rows have their own loop,
  * which the compiler can turn into vector code. */

@@ -6,7 +6,9 @@
 
 /* Bytes of an element of enum nib_type. */
 static inline int64_t type_size(int32_t type) {
-  static const uint8_t sizes[] = { 4, 2, 2, 1, 1, 1, 2, 4, 8 };
+#define X(symbol, name, bits, ...) sizeof(bits),
+  static const uint8_t sizes[] = { NIB_TYPE_LIST(X, ) };
+#undef X
   return sizes[type];
 }
 

@@ -11,7 +11,7 @@
 #include "../nibble_tools.h"
 #include "../sized.h"
 
-#define NIB_DTYPE_COUNT (NIB_INT64 + 1) /* not in nibble.h: it grows */
+#define NIB_DTYPE_COUNT NIB_TYPE_COUNT /* not in nibble.h: it grows */
 
 /* The last tickets of one stream that read and that write an object; 0: none does (storage.c tells how). */
 struct nib_use {

@@ -4,24 +4,20 @@
 
 #include "core.h"
 
+#define FLOAT                            true
+#define UNSIGNED                         false
+#define SIGNED                           false
+#define X(symbol, name, bits, kind, ...) { #name, sizeof(bits), kind },
 static const struct {
   const char *name;
   uint8_t bytes;
   bool is_float;
-} dtypes[NIB_DTYPE_COUNT] = {
-  [NIB_FLOAT32] = { "float32", 4, true },   [NIB_FLOAT16] = { "float16", 2, true },
-  [NIB_BFLOAT16] = { "bfloat16", 2, true }, [NIB_FLOAT8_E4M3FN] = { "float8_e4m3fn", 1, true },
-  [NIB_UINT8] = { "uint8", 1, false },      [NIB_INT8] = { "int8", 1, false },
-  [NIB_UINT16] = { "uint16", 2, false },    [NIB_INT32] = { "int32", 4, false },
-  [NIB_INT64] = { "int64", 8, false },
-};
+} dtypes[NIB_DTYPE_COUNT] = { NIB_TYPE_LIST(X, ) };
+#undef X
 
-_Static_assert((int)NIB_FLOAT32 == NIB_TYPE_FLOAT32 && (int)NIB_FLOAT16 == NIB_TYPE_FLOAT16 &&
-                 (int)NIB_BFLOAT16 == NIB_TYPE_BFLOAT16 && (int)NIB_FLOAT8_E4M3FN == NIB_TYPE_FLOAT8_E4M3FN &&
-                 (int)NIB_UINT8 == NIB_TYPE_UINT8 && (int)NIB_INT8 == NIB_TYPE_INT8 &&
-                 (int)NIB_UINT16 == NIB_TYPE_UINT16 && (int)NIB_INT32 == NIB_TYPE_INT32 &&
-                 (int)NIB_INT64 == NIB_TYPE_INT64 && NIB_MAX_NDIM == NIB_MAX_DIMS,
-               "nibble.h and params.h disagree");
+#define X(symbol, ...) (int)NIB_##symbol == NIB_TYPE_##symbol &&
+_Static_assert(NIB_TYPE_LIST(X, ) NIB_MAX_NDIM == NIB_MAX_DIMS, "nibble.h and params.h disagree");
+#undef X
 
 const char *nib_dtype_name(nib_dtype dtype) { return (unsigned)dtype < NIB_DTYPE_COUNT ? dtypes[dtype].name : "?"; }
 size_t nib_dtype_bytes(nib_dtype dtype) { return (unsigned)dtype < NIB_DTYPE_COUNT ? dtypes[dtype].bytes : 0; }

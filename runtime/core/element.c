@@ -26,9 +26,7 @@ nib_number nib_element_to_number(nib_dtype dtype, const void *element) {
     uint32_t u;
     uint16_t h;
     uint8_t b;
-    int8_t c;
-    int32_t i;
-    int64_t l;
+    int64_t integer;
   } bits = { 0 };
   memcpy(&bits, element, nib_dtype_bytes(dtype));
   switch (dtype) {
@@ -36,11 +34,7 @@ nib_number nib_element_to_number(nib_dtype dtype, const void *element) {
   case NIB_FLOAT16: return real_of_bits(nib_bits_from_f32(nib_f32_from_f16(bits.h)));
   case NIB_BFLOAT16: return real_of_bits((uint32_t)bits.h << 16);
   case NIB_FLOAT8_E4M3FN: return real_of_bits(nib_bits_from_f32(nib_e4m3_decode(bits.b)));
-  case NIB_UINT8: return NIB_INTEGER(bits.b);
-  case NIB_INT8: return NIB_INTEGER(bits.c);
-  case NIB_UINT16: return NIB_INTEGER(bits.h);
-  case NIB_INT32: return NIB_INTEGER(bits.i);
-  default: return NIB_INTEGER(bits.l);
+  default: return NIB_INTEGER(nib_load_i64(&bits, 0, (int32_t)dtype));
   }
 }
 

@@ -12,6 +12,7 @@
 -- Each input row becomes the same bytes wherever it is put: the reference works once on each, and the rules of slots,
 -- block tables and layouts say where they go. Offsets, pages, entries, heads and dimensions count from 0.
 
+local numbers = require "nibble.numbers"
 local reference = require "nibble.reference"
 
 local ledger = {}
@@ -112,18 +113,11 @@ function image:difference()
   return ledger.difference(self.name, bytes, self:settle(), self.where, "the reference")
 end
 
-local sizes = { float32 = 4, float16 = 2, bfloat16 = 2, uint16 = 2, int32 = 4, int64 = 8 } -- others: 1
-
---- Bytes of an element of a dtype.
----@param dtype nibble.dtype
----@return integer
-function ledger.size_of(dtype) return sizes[dtype] or 1 end
-
 --- Names the element of a tensor that a byte belongs to by its index, from 0.
 ---@param tensor nibble.tensor|{shape: integer[], dtype: string}
 ---@return fun(offset: integer): string
 function ledger.index_of(tensor)
-  local shape, size = tensor.shape, ledger.size_of(tensor.dtype)
+  local shape, size = tensor.shape, numbers.bytes[tensor.dtype]
   return function(offset)
     local rest, index = offset // size, {}
     for dim = #shape, 1, -1 do

@@ -33,6 +33,13 @@ local integers = {
 
 numbers.floats, numbers.integers = floats, integers
 
+--- Bytes of an element of a dtype: numbers.bytes.float16 is 2.
+---@type table<nibble.dtype, integer>
+numbers.bytes = {}
+for _, kind in ipairs { floats, integers } do
+  for dtype, format in pairs(kind) do numbers.bytes[dtype] = format.size end
+end
+
 local function f32(x)
   return (unpack("<f", pack("<f", x)))
 end

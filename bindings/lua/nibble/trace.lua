@@ -38,9 +38,6 @@ trace.MOST_HEADER, trace.MOST_FILE = 1 << 20, 1 << 30
 
 local BLOCK = 1 << 16 -- bytes that are read at a time
 
-local function element_size(dtype) return (numbers.floats[dtype] or numbers.integers[dtype]).size end
-trace.element_size = element_size
-
 --- Elements of an access.
 function trace.count(access)
   local count = 1
@@ -59,7 +56,7 @@ end
 local function integers_of(access)
   local bytes = nibble.peek(access)
   if not bytes then return nil end
-  local format, size = access.dtype == "int64" and "<i8" or "<i4", element_size(access.dtype)
+  local format, size = access.dtype == "int64" and "<i8" or "<i4", numbers.bytes[access.dtype]
   local values = json.list {}
   for at = 1, #bytes, size do values[#values + 1] = format:unpack(bytes, at) end
   return values
@@ -87,7 +84,7 @@ function trace.indices_of(accesses)
 end
 
 local function contents_of(access)
-  local size = element_size(access.dtype)
+  local size = numbers.bytes[access.dtype]
   local most = (access.dtype == "int32" or access.dtype == "int64") and MOST_INTEGERS or MOST_BYTES
   if trace.count(access) * size > most then return nil end
   local bytes = nibble.peek(access)
@@ -448,7 +445,7 @@ end
 
 local function bytes_of(accesses)
   local sum = 0
-  for _, access in ipairs(accesses) do sum = sum + trace.count(access) * element_size(access.dtype) end
+  for _, access in ipairs(accesses) do sum = sum + trace.count(access) * numbers.bytes[access.dtype] end
   return sum
 end
 

@@ -51,7 +51,7 @@ local function span(access) -- bytes from the first element to behind the last
     if size == 0 then return 0 end
     last = last + (size - 1) * access.stride[i]
   end
-  return (last + 1) * trace.element_size(access.dtype)
+  return (last + 1) * numbers.bytes[access.dtype]
 end
 
 local function attribute(work, name)
@@ -506,7 +506,7 @@ local function find_peak(list, sizes, most)
         sum = sum + sizes[access.storage]
       end
       -- a view of stride 0 is more than its storage, when it is made anew
-      local dense = trace.element_size(access.dtype)
+      local dense = numbers.bytes[access.dtype]
       for _, size in ipairs(access.shape) do
         if size > 0 and dense > most // size then return math.maxinteger, i + 1 end
         dense = dense * math.max(size, 1)

@@ -6,9 +6,7 @@ local spans = {}
 local MOST = 65536   -- ranges in one list; of a view of more pieces there is none
 local STEPS = 100000 -- of a search for what two of those share
 
-spans.item_bytes = {
-  float32 = 4, float16 = 2, bfloat16 = 2, float8_e4m3fn = 1, uint8 = 1, int8 = 1, uint16 = 2, int32 = 4, int64 = 8,
-}
+spans.item_bytes = require("nibble.numbers").bytes
 
 -- Sorts and merges ranges in any order.
 function spans.merged(list)
