@@ -7,9 +7,9 @@ local list = (arg[1] or ""):match("^%-%-list%-files=(.*)$")
 local only = (arg[1] or ""):match("^%-%-only%-file=(.*)$")
 
 -- A long file that starts last keeps one core busy while the others idle. The rest goes by size.
-local slow = { "scenarios_spec.lua", "install_spec.lua", "hostile_spec.lua", "scenarios_checked_spec.lua",
-  "cuda_driver_spec.lua",
-  "scripts_spec.lua", "decode_spec.lua", "embedding_spec.lua", "lua_spec.lua" }
+local slow = { "new_operation_spec.lua", "scenarios_spec.lua", "embedding_spec.lua", "scenarios_checked_spec.lua",
+  "command_spec.lua", "install_spec.lua", "hostile_spec.lua", "cuda_driver_spec.lua", "trace_spec.lua",
+  "generated_spec.lua", "graphs_refusals_spec.lua", "scripts_spec.lua" }
 
 -- Frames of 8 ms by the clock on the wall, in which scripts of strangers have to get their turn.
 local alone = { ["example_host_spec.lua"] = true }
