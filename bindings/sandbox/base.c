@@ -1,13 +1,13 @@
-/* What scripts in a sandbox can reach: the environment, Lua's basic functions, coroutines, mathematics, the module. All
- * is listed by name, so that nothing comes in unseen with another version of Lua. */
+/* What scripts in a sandbox can reach: the environment, Lua's basic functions, coroutines, mathematics, the module.
+ * Everything is listed by name, so that another version of Lua adds nothing unnoticed. */
 #include <lualib.h>
 #include <string.h>
 
 #include "sandbox.h"
 
-#define MOST_TEXT      65536 /* bytes of strings that a function of Lua's own gets */
+#define MOST_TEXT      65536 /* bytes of all string arguments of a bounded function */
 #define MOST_ARGUMENTS 250
-#define MOST_PRINTED   4096 /* bytes of a line */
+#define MOST_PRINTED   4096 /* bytes of a printed line */
 
 /* ---- Libraries ------------------------------------------------------------------------------------------------- */
 
@@ -18,13 +18,14 @@ static void check_text(lua_State *L) {
     lua_tolstring(L, i, &length);
     total += length;
   }
-  if (total > MOST_TEXT) luaL_error(L, "expected at most %d bytes of strings for this function, got more", MOST_TEXT);
+  if (total > MOST_TEXT)
+    luaL_error(L, "expected at most %d bytes of string arguments in a sandbox, got more", MOST_TEXT);
 }
 
 void nib_sandbox_check_arguments(lua_State *L) {
   check_text(L);
   if (lua_gettop(L) > MOST_ARGUMENTS)
-    luaL_error(L, "expected at most %d arguments for this function, got more", MOST_ARGUMENTS);
+    luaL_error(L, "expected at most %d arguments in a sandbox, got more", MOST_ARGUMENTS);
 }
 
 static int bounded(lua_State *L) {
@@ -52,12 +53,11 @@ void nib_sandbox_library(lua_State *L, const char *name, const luaL_Reg *functio
   luaL_setfuncs(L, functions, 0);
 }
 
-/* ---- Metatables
- * ------------------------------------------------------------------------------------------------------
+/* ---- Metatables -------------------------------------------------------------------------------------------------
  *
- * Scripts never own a metatable that Lua uses: theirs is copied, without what runs outside of calls (__gc, __close) or
- * makes the collector's work quadratic (__mode), so that no later change brings that in. The copy remembers the
- * script's table. The last few copies are used again. */
+ * setmetatable sets a copy of the script's table, which a later change of that table does not reach. So it never has
+ * __gc or __close, which run outside of calls, nor __mode, which makes the collector's work quadratic. getmetatable
+ * returns the script's table, which the copy holds. The last few copies are kept and used again. */
 
 static const char original_key;
 
@@ -70,12 +70,11 @@ static const char *const metamethods[] = {
 static void refuse_field(lua_State *L, int metatable, const char *name) {
   lua_pushstring(L, name);
   if (lua_rawget(L, metatable) != LUA_TNIL)
-    luaL_error(L, "setmetatable: metatable: expected no field '%s' (scripts in a sandbox have none), got a %s", name,
-               luaL_typename(L, -1));
+    luaL_error(L, "setmetatable: metatable: expected no field '%s' in a sandbox, got a %s", name, luaL_typename(L, -1));
   lua_pop(L, 1);
 }
 
-/* Whether the copy at index 4 has the metamethods that the table at index 2 has now. */
+/* Whether the copy at index 4 still equals the table at index 2. */
 static bool is_current(lua_State *L) {
   bool same = true;
   for (const char *const *name = metamethods; *name && same; name++) {
@@ -114,7 +113,8 @@ static int set_metatable(lua_State *L) {
     refuse_field(L, 2, "__gc");
     refuse_field(L, 2, "__close");
     refuse_field(L, 2, "__mode");
-    lua_rawgetp(L, LUA_REGISTRYINDEX, sandbox->metatables); /* copies, at 3; they keep their originals */
+    lua_rawgetp(L, LUA_REGISTRYINDEX,
+                sandbox->metatables); /* the copies, at index 3; they keep their originals alive */
     int at = 0;
     while (at < size && sandbox->metatables[at] != metatable) at++;
     if (at == size) {
@@ -208,7 +208,7 @@ static int print(lua_State *L) {
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------- */
 
-/* After a protected call whose results, or error, lie behind `kept` values and a place for its success. */
+/* Ends pcall and xpcall. On the stack are `kept` values, `true`, and the results or the error. */
 static int finish_call(lua_State *L, int status, lua_KContext kept) {
   if (status == LUA_OK || status == LUA_YIELD) return lua_gettop(L) - (int)kept;
   nib_sandbox_rethrow(L);
@@ -224,8 +224,8 @@ static int protected_call(lua_State *L) {
   return finish_call(L, lua_pcallk(L, lua_gettop(L) - 2, LUA_MULTRET, 0, 0, finish_call), 0);
 }
 
-/* Lua runs a handler with hooks off if the error came from one. This one runs when the stack is gone, like other
- * code. */
+/* Lua disables hooks in a handler if the error came from a hook. So the handler is called here, after the call has
+ * ended, with the hook enabled. */
 static int finish_handled(lua_State *L, int status, lua_KContext kept) {
   if (status != LUA_OK && status != LUA_YIELD) {
     nib_sandbox_rethrow(L);
@@ -253,7 +253,7 @@ static const char *next_piece(lua_State *L, size_t *length) {
   lua_call(L, 0, 1);
   if (lua_type(L, -1) != LUA_TNIL && lua_type(L, -1) != LUA_TSTRING)
     luaL_error(L, "reader function must return a string");
-  lua_replace(L, 5); /* where the collector sees it */
+  lua_replace(L, 5); /* so that it is not collected */
   return lua_tolstring(L, 5, length);
 }
 
@@ -268,7 +268,7 @@ static int load(lua_State *L) {
     luaL_checktype(L, 1, LUA_TFUNCTION);
   }
   const char *name = luaL_optstring(L, 2, text.text ? text.text : "=(load)");
-  if (!strchr(luaL_optstring(L, 3, "bt"), 't')) return luaL_argerror(L, 3, "a sandbox loads text alone");
+  if (!strchr(luaL_optstring(L, 3, "bt"), 't')) return luaL_argerror(L, 3, "a sandbox loads no binary chunks");
   if (nib_sandbox_compile(L, &text, name) != LUA_OK) {
     lua_pushnil(L);
     lua_insert(L, -2);
@@ -281,19 +281,19 @@ static int load(lua_State *L) {
 
 static int collect_garbage(lua_State *L) {
   if (strcmp(luaL_optstring(L, 1, "collect"), "count") != 0)
-    return luaL_argerror(L, 1, "expected \"count\" (a sandbox collects by itself)");
+    return luaL_argerror(L, 1, "expected \"count\" in a sandbox");
   lua_pushnumber(L, (lua_Number)nib_sandbox_of(L)->lua_used / 1024);
   return 1;
 }
 
 /* ---- Coroutines ------------------------------------------------------------------------------------------------ */
 
-/* Goes on with a coroutine, whose arguments are on top of L. Its results come there: their number, or -1 and the
- * error. */
+/* Resumes a coroutine with the arguments on top of L. Pushes its results to L and returns their number; on an error,
+ * pushes the error value and returns -1. */
 static int resume(lua_State *L, lua_State *co, int arguments) {
   nib_sandbox *sandbox = nib_sandbox_of(L);
   int results;
-  sandbox->instructions_left -= 20; /* the count of a coroutine that is used once never fills up */
+  sandbox->instructions_left -= 20; /* the hook never runs in a coroutine that is short */
   nib_sandbox_step(L);
   if (!lua_checkstack(co, arguments)) {
     lua_pushliteral(L, "too many arguments to resume");
@@ -352,7 +352,7 @@ static int co_wrap(lua_State *L) {
 
 /* ---- Mathematics ----------------------------------------------------------------------------------------------- */
 
-/* Without arguments, Lua's seeds with an address and tells it. */
+/* Needs an argument: without one, Lua's randomseed uses an address as seed and returns it. */
 static int random_seed(lua_State *L) {
   luaL_checknumber(L, 1);
   lua_settop(L, 2);
@@ -370,8 +370,7 @@ static void open_math(lua_State *L, int from) {
                                        "tan", "tointeger",  "type", "ult",  NULL };
   static const luaL_Reg none[] = { { NULL, NULL } };
   nib_sandbox_library(L, "math", none);
-  static const char *const own_names[] = { "random",
-                                           NULL }; /* which keeps its state in an upvalue, and takes two arguments */
+  static const char *const own_names[] = { "random", NULL }; /* a wrapper would lose its upvalue, the generator */
   nib_sandbox_take(L, from, names, NIB_SANDBOX_TEXT);
   nib_sandbox_take(L, from, own_names, NIB_SANDBOX_FREE);
   lua_getfield(L, from, "randomseed");
@@ -385,7 +384,7 @@ static void open_math(lua_State *L, int from) {
 
 /* ---- The module ------------------------------------------------------------------------------------------------ */
 
-/* Clears the fields of a table but those of these names. */
+/* Removes all fields of a table but those of these names. */
 static void keep_fields(lua_State *L, int table, const char *const *names) {
   for (lua_pushnil(L); lua_next(L, table);) {
     const char *const *name = names;
@@ -398,8 +397,8 @@ static void keep_fields(lua_State *L, int table, const char *const *names) {
   }
 }
 
-/* Not among them: files; kernels of a script's own, which could write anywhere in the process's GPU memory; observers,
- * whose memory has no limit. */
+/* Left out: files; user kernels, which can write anywhere in the process's GPU memory; observers, whose memory has no
+ * limit. */
 static void open_module(lua_State *L, int globals) {
   static const char *const functions[] = {
     "arange", "available",  "check_faults", "current_stream", "device",       "devices", "empty", "from_bytes",
@@ -481,7 +480,8 @@ int nib_sandbox_open(lua_State *L) {
   return 1;
 }
 
-/* Pushes a copy of the table at the top, and of tables in it: what a script does to its functions ends with it. */
+/* Pushes a copy of the table on top of the stack, and of tables in it, so that a script cannot change the libraries of
+ * other versions. */
 static void push_tables(lua_State *L, int depth) {
   luaL_checkstack(L, 6, NULL);
   lua_newtable(L);

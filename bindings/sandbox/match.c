@@ -1,5 +1,5 @@
-/* Lua's patterns, as its manual defines them (find, match, gmatch, gsub), in a matcher that counts its steps: one that
- * goes back and forth for ever is ended at the deadline. */
+/* find, match, gmatch and gsub with Lua's patterns, as its manual defines them. The matcher counts its steps, so that a
+ * pattern that backtracks for long ends at the deadline. */
 #include <ctype.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ struct match {
 
 /* ---- Single characters ----------------------------------------------------------------------------------------- */
 
-/* Behind the character, class or set that starts at p. */
+/* The end of the character, class or set at p. */
 static const char *item_end(const struct match *m, const char *p) {
   if (*p == '%') {
     if (p + 1 >= m->pattern_end) luaL_error(m->L, "malformed pattern (ends with '%%')");
@@ -31,7 +31,7 @@ static const char *item_end(const struct match *m, const char *p) {
   if (*p != '[') return p + 1;
   p++;
   if (p < m->pattern_end && *p == '^') p++;
-  const char *first = p; /* a bracket here is a character */
+  const char *first = p; /* a ']' here is a character of the set */
   while (p < m->pattern_end && (*p != ']' || p == first)) p += *p == '%' && p + 1 < m->pattern_end ? 2 : 1;
   nib_sandbox_steps(m->L, (size_t)(p - first) / 64);
   if (p >= m->pattern_end) luaL_error(m->L, "malformed pattern (missing ']')");
@@ -51,13 +51,13 @@ static bool is_in_class(int c, int class) {
   case 'u': is = isupper(c); break;
   case 'w': is = isalnum(c); break;
   case 'x': is = isxdigit(c); break;
-  case 'z': is = c == 0; break; /* from before 5.2, but it still is */
+  case 'z': is = c == 0; break; /* deprecated since 5.2, but still accepted */
   default: return class == c;
   }
   return isupper(class) ? !is : is;
 }
 
-/* The set from '[' at p to ']' at last. */
+/* Whether the character is in the set from '[' at p to ']' at last. */
 static bool is_in_set(const struct match *m, int c, const char *p, const char *last) {
   nib_sandbox_steps(m->L, (size_t)(last - p) / 64);
   bool negated = p[1] == '^';
@@ -77,7 +77,7 @@ static bool is_in_set(const struct match *m, int c, const char *p, const char *l
   return negated;
 }
 
-/* Whether the character at s is the item p..end. */
+/* Whether the character at s matches the item p..end. */
 static bool is_one(const struct match *m, const char *s, const char *p, const char *end) {
   nib_sandbox_step(m->L);
   if (s >= m->subject_end) return false;
@@ -94,7 +94,7 @@ static bool is_one(const struct match *m, const char *s, const char *p, const ch
 
 static const char *match_here(struct match *m, const char *s, const char *p);
 
-/* %bxy: behind the balanced part that starts at s. */
+/* %bxy: the end of the balanced text that begins at s, or NULL. */
 static const char *match_balance(const struct match *m, const char *s, const char *p) {
   if (p + 1 >= m->pattern_end) luaL_error(m->L, "malformed pattern (missing arguments to '%%b')");
   if (s >= m->subject_end || *s != *p) return NULL;
@@ -121,7 +121,7 @@ static const char *match_frontier(struct match *m, const char *s, const char *p)
 static const char *match_again(const struct match *m, const char *s, int digit) {
   int i = digit - '1';
   if (i < 0 || i >= m->captures || m->capture[i].length == OPEN) luaL_error(m->L, "invalid capture index %%%d", i + 1);
-  if (m->capture[i].length == POSITION) return NULL; /* no text, not even an empty one */
+  if (m->capture[i].length == POSITION) return NULL; /* a position capture has no text to match */
   size_t length = (size_t)m->capture[i].length;
   for (size_t k = 0; k < length; k += 256) nib_sandbox_step(m->L);
   if ((size_t)(m->subject_end - s) < length || memcmp(m->capture[i].start, s, length) != 0) return NULL;
@@ -149,7 +149,7 @@ static const char *close_capture(struct match *m, const char *s, const char *p) 
   return result;
 }
 
-/* As many as there are of the item p..end (at least `least`), then fewer, until what follows matches. */
+/* Matches the item p..end as often as possible, then less often down to `least`, until the rest matches. */
 static const char *match_most(struct match *m, const char *s, const char *p, const char *end, ptrdiff_t least) {
   ptrdiff_t count = 0;
   while (is_one(m, s + count, p, end)) count++;
@@ -168,7 +168,7 @@ static const char *match_fewest(struct match *m, const char *s, const char *p, c
   }
 }
 
-/* Behind the match of the pattern from p on at s, or NULL. */
+/* The end of the match of the pattern from p on at s, or NULL. */
 static const char *match_rest(struct match *m, const char *s, const char *p) {
   while (p < m->pattern_end) {
     if (*p == '(') return open_capture(m, s, p);
@@ -218,7 +218,7 @@ static const char *match_here(struct match *m, const char *s, const char *p) {
 
 /* ---- Captures -------------------------------------------------------------------------------------------------- */
 
-/* Pushes capture i of the match start..end; the whole match where there are no captures. */
+/* Pushes capture i of the match start..end, or the whole match if the pattern has no captures. */
 static void push_capture(const struct match *m, int i, const char *start, const char *end) {
   if (i >= m->captures) {
     if (i > 0) luaL_error(m->L, "invalid capture index %%%d", i + 1);
@@ -232,7 +232,7 @@ static void push_capture(const struct match *m, int i, const char *start, const 
   }
 }
 
-/* All of them; without any, the whole match if there is one to speak of. */
+/* Pushes all captures and returns their number; without captures, the whole match unless start is NULL. */
 static int push_captures(const struct match *m, const char *start, const char *end) {
   int count = m->captures == 0 && start ? 1 : m->captures;
   luaL_checkstack(m->L, count, "too many captures");
@@ -240,7 +240,7 @@ static int push_captures(const struct match *m, const char *start, const char *e
   return count;
 }
 
-/* A match of the strings at two indices. */
+/* A matcher for the strings at two indices. */
 static struct match prepare(lua_State *L, int subject_index, int pattern_index, const char **pattern) {
   size_t length;
   struct match m = { .L = L };
@@ -258,7 +258,7 @@ static const char *try_at(struct match *m, const char *s, const char *pattern) {
 
 /* ---- find and match -------------------------------------------------------------------------------------------- */
 
-/* Where a search begins: the argument's position, from 0; behind the subject's end if beyond. */
+/* The position at which a search begins, from 0. It may be past the subject's end. */
 static size_t start_position(lua_Integer position, size_t length) {
   if (position > 0) return (size_t)position - 1;
   if (position == 0 || position < -(lua_Integer)length) return 0;
@@ -273,7 +273,7 @@ static const char *find_plain(lua_State *L, const char *s, const char *end, cons
     if (!next) return NULL;
     nib_sandbox_steps(L, (size_t)(next - s) / 1024);
     s = next;
-    size_t same = 1; /* not memcmp, whose time would not be counted */
+    size_t same = 1; /* no memcmp: a long comparison must count its steps */
     while (same < length && s[same] == text[same])
       if ((++same & 63) == 0) nib_sandbox_step(L);
     if (same == length) return s;
@@ -327,7 +327,7 @@ static int string_match(lua_State *L) { return search(L, false); }
 
 /* ---- gmatch ---------------------------------------------------------------------------------------------------- */
 
-/* Upvalues: subject, pattern, where to go on, where the last match ended (-1: nowhere). */
+/* Upvalues: subject, pattern, position to continue at, end of the last match (-1: none). */
 static int next_match(lua_State *L) {
   const char *pattern;
   struct match m = prepare(L, lua_upvalueindex(1), lua_upvalueindex(2), &pattern);
@@ -416,7 +416,7 @@ static int string_gsub(lua_State *L) {
   int type = lua_type(L, 3);
   if (type != LUA_TNUMBER && type != LUA_TSTRING && type != LUA_TTABLE && type != LUA_TFUNCTION)
     return luaL_error(L, "bad argument #3 to 'gsub' (string/function/table expected, got %s)", luaL_typename(L, 3));
-  if (type == LUA_TNUMBER) lua_tostring(L, 3); /* now it is a string */
+  if (type == LUA_TNUMBER) lua_tostring(L, 3); /* converts it in place */
   struct match m = prepare(L, 1, 2, &pattern);
   lua_Integer most = luaL_optinteger(L, 4, m.subject_end - m.subject + 1), count = 0;
   bool anchored = *pattern == '^';

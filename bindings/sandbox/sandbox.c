@@ -1,28 +1,29 @@
 /* Sandboxes: memory, time, and the calls of the host. What scripts can reach is in base.c.
  *
  * How a call ends. `run` sets the deadline, for the script here and for the runtime by nib_set_deadline, and installs a
- * count hook. Three things look at the clock from then on:
- * - The hook, after `count` instructions. It aims at one look each 50 us: it measures how long the last instructions
- *   took and sets the next count from that, down to 1. A coroutine has a hook of its own, so nib_sandbox_watch corrects
- *   one that was set before instructions became slow.
- * - Functions of ours that may work for long (matching, sorting, joining, compiling in pieces, tables to tensors) call
- *   nib_sandbox_check between steps.
- * - The runtime: each wait, read and comparison of tensors returns TIMEOUT at its deadline.
+ * count hook. From then on, three things check the clock:
+ * - The hook, after `count` instructions. It aims at one check every 50 us: it measures how long the last instructions
+ *   took and derives the next count from that, down to 1. Each coroutine has its own hook, so nib_sandbox_watch
+ *   corrects one that was set before instructions became slow.
+ * - Our functions that may run for long (matching, sorting, joining, compiling in pieces, tables to tensors), which
+ * call nib_sandbox_check between steps.
+ * - The runtime: each wait, read and comparison of tensors returns TIMEOUT at the deadline.
  *
- * Single instructions can be slow too, and no hook interrupts one. So Lua's allocator watches for what makes them slow.
- * After 64 KiB of new memory, and when an allocation is refused (Lua then collects everything), the hook runs at the
- * next instruction. While strings of more than 512 bytes live, at most so many instructions pass between two looks as
- * could compare 128 KiB of them; such strings are recognized at their end by their address (8 bytes behind a multiple
- * of 16). What is left is the bound that nibble_lua.h states.
+ * A single instruction can be slow too, and no hook interrupts it. So Lua's allocator watches for what makes
+ * instructions slow. After 64 KiB of new memory, and after a refused allocation (Lua then runs a full collection), the
+ * hook runs at the next instruction. While strings of 512 bytes or more are alive, the count is so small that the
+ * instructions between two checks can compare at most 128 KiB of them. Such strings have an address of their own kind
+ * (8 bytes after a multiple of 16), by which the allocator recognizes them when they are freed. The delay that remains
+ * is the bound in nibble_lua.h.
  *
- * When the time is over, `expire` raises an error: a light userdata, which needs no memory. A script must not survive
- * it. pcall, xpcall, coroutine functions and `load` of a sandbox rethrow it (nib_sandbox_rethrow), and the hook stays
- * at one instruction, so that a handler or a __close method ends at once as well. Whatever error comes out of a call
- * whose time is over, the call is EXPIRED.
+ * When the time is up, `expire` raises an error: a light userdata, which needs no memory. A script must not survive it.
+ * The sandbox's pcall, xpcall, coroutine functions and `load` raise it again (nib_sandbox_rethrow), and the hook then
+ * runs at every instruction, so that a handler or a __close method ends at once, too. A call whose time is up is
+ * EXPIRED, whatever error ended it.
  *
- * Then `tell_end` drops the work that the call has queued (nib_drop_work, since the mark that `run` set) and says how
- * many tensors that was to write. nib_sandbox_cancel sets a flag and moves the runtime's deadline to now, under a lock,
- * so that it never meets the beginning of another call. */
+ * Then `tell_end` drops the work that the call has queued since the mark that `run` set (nib_drop_work), and says how
+ * many tensors that work was to write. nib_sandbox_cancel sets a flag and moves the runtime's deadline to now. Both
+ * happen under a lock, so that they cannot fall into the beginning of another call. */
 #define _POSIX_C_SOURCE 200809L
 #include <limits.h>
 #include <locale.h>
@@ -37,13 +38,13 @@
 NIB_SIZED(nib_sandbox_config, queued_bytes);
 NIB_SIZED(nib_sandbox_values, user);
 
-#define RUNTIME_BYTES ((size_t)8 << 20)  /* of a runtime beside its tensors: streams, graphs, handles */
-#define FRESH_BYTES   ((size_t)64 << 10) /* of Lua's memory that are worth a look at the clock */
-#define MOST_MEMORY   (SIZE_MAX / 4)
-#define LONG_US       ((int64_t)1 << 50) /* a deadline that only nib_sandbox_cancel brings nearer */
-#define LOOK_US       50                 /* the hook aims at being called as often */
+#define RUNTIME_BYTES ((size_t)8 << 20)  /* for all that a runtime has beside its tensors: streams, graphs, handles */
+#define FRESH_BYTES   ((size_t)64 << 10) /* the clock is checked after so many new bytes in Lua */
+#define MOST_MEMORY   (SIZE_MAX / 4)     /* sums of sizes do not overflow */
+#define LONG_US       ((int64_t)1 << 50) /* in effect no deadline, but nib_sandbox_cancel can move it */
+#define LOOK_US       50                 /* wanted time between two runs of the hook */
 
-/* Keys of the registry, and what stands there. */
+/* Keys of the registry: the table of globals, the script's `state`, its environment. */
 static const char globals_key, state_key, environment_key;
 
 static int64_t now_us(void) {
@@ -62,7 +63,7 @@ static bool is_over(const nib_sandbox *sandbox, int64_t now) {
 
 static void hook(lua_State *L, lua_Debug *event);
 
-/* Raises the last error: a value that needs no memory and means nothing to scripts. */
+/* Raises the error that ends the call: a light userdata, which needs no memory and means nothing to scripts. */
 static void expire(lua_State *L) {
   nib_sandbox *sandbox = nib_sandbox_of(L);
   lua_Debug level;
@@ -75,7 +76,7 @@ static void expire(lua_State *L) {
         snprintf(sandbox->where, sizeof sandbox->where, "%s:%d", level.short_src, level.currentline);
     }
   }
-  lua_sethook(L, hook, LUA_MASKCOUNT, 1); /* nothing runs after it for long */
+  lua_sethook(L, hook, LUA_MASKCOUNT, 1); /* so that handlers and __close methods end at once */
   lua_pushlightuserdata(L, sandbox);
   lua_error(L);
 }
@@ -89,7 +90,7 @@ void nib_sandbox_rethrow(lua_State *L) {
   if (nib_sandbox_of(L)->expired) expire(L);
 }
 
-/* Looks at the clock about every LOOK_US: slow instructions make it look more often, down to each of them. */
+/* Checks the clock and sets the next count, so that it runs about every LOOK_US. */
 static void hook(lua_State *L, lua_Debug *event) {
   (void)event;
   nib_sandbox *sandbox = nib_sandbox_of(L);
@@ -102,9 +103,8 @@ static void hook(lua_State *L, lua_Debug *event) {
   sandbox->count = count < 1 ? 1 : count > sandbox->most_count ? sandbox->most_count : (int)count;
   sandbox->looked_us = now;
   if (sandbox->count == passed) return;
-  lua_sethook(L, hook, LUA_MASKCOUNT,
-              sandbox->count); /* walks over all open calls: that time must not ask for more looks */
-  sandbox->looked_us = now_us();
+  lua_sethook(L, hook, LUA_MASKCOUNT, sandbox->count);
+  sandbox->looked_us = now_us(); /* lua_sethook walks over all open calls; do not count that time as the script's */
 }
 
 void nib_sandbox_watch(lua_State *L) {
@@ -121,11 +121,10 @@ static void *host_allocate(const nib_sandbox *sandbox, void *pointer, size_t old
   return NULL;
 }
 
-/* One instruction compares two strings, which takes long if they are long: the hook looks at the clock more often as
- * long as there are such strings. They stand 8 bytes behind the begin of their block, as no other block does, which
- * tells them at their end. */
+/* Comparing two long strings is one slow instruction, so the hook runs more often while there are long strings. They
+ * begin 8 bytes into their block, as no other memory does; so they are recognized when they are freed. */
 #define LONG_STRING 512
-#define SLOW_BYTES  ((size_t)128 << 10) /* of strings that may be compared between two looks */
+#define SLOW_BYTES  ((size_t)128 << 10) /* that may be compared between two runs of the hook */
 #define OFFSET      8
 _Static_assert(_Alignof(max_align_t) >= 2 * OFFSET || sizeof(void *) < 8, "blocks lie at multiples of 16");
 
@@ -155,13 +154,13 @@ static void *allocate_string(nib_sandbox *sandbox, size_t size) {
   return block + OFFSET;
 }
 
-/* Allocates for Lua. A failure makes Lua collect everything, and large blocks take time: the hook runs at the next
- * instruction then. */
+/* Allocates for Lua. Large blocks take time, and after a failure Lua runs a full collection; in both cases the hook
+ * runs at the next instruction. */
 static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new_size) {
   nib_sandbox *sandbox = user;
   bool is_string =
     !pointer && old_size == LUA_TSTRING && new_size >= LONG_STRING && _Alignof(max_align_t) >= 2 * OFFSET;
-  if (!pointer) old_size = 0; /* it has told what kind of object it is for */
+  if (!pointer) old_size = 0; /* it was the kind of object that Lua allocates */
   bool grows = new_size > old_size;
   bool refused =
     grows && (new_size > sandbox->lua_block || sandbox->lua_used + (new_size - old_size) > sandbox->lua_most);
@@ -176,7 +175,7 @@ static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new
   void *block = NULL;
   if (is_string) {
     block = allocate_string(sandbox, new_size);
-  } else if (is_long_string(pointer)) { /* strings never grow or shrink */
+  } else if (is_long_string(pointer)) { /* Lua frees it: strings never change their size */
     host_allocate(sandbox, (char *)pointer - OFFSET, old_size + OFFSET, 0);
     count_string(sandbox, old_size, -1);
   } else {
@@ -186,11 +185,11 @@ static void *allocate_lua(void *user, void *pointer, size_t old_size, size_t new
   return block;
 }
 
-/* Allocates for the runtime, below its list of blocks and above it. */
+/* The runtime's allocator is allocate_runtime, which keeps a list of blocks and takes them from allocate_block. */
 static void *allocate_block(void *user, void *pointer, size_t old_size, size_t new_size) {
   nib_sandbox *sandbox = user;
   if (new_size > old_size && sandbox->host_used + (new_size - old_size) > sandbox->host_most) return NULL;
-  /* New memory is empty: what the host's other parts had in it is not for scripts to see (nibble.empty). */
+  /* Clear new memory, so that scripts cannot read the host's old data in nibble.empty. */
   bool is_own = !sandbox->host.allocate && !pointer;
   void *block = is_own ? calloc(1, new_size) : host_allocate(sandbox, pointer, old_size, new_size);
   if (block && !pointer && !is_own) memset(block, 0, new_size);
@@ -215,7 +214,8 @@ static void parallel_for(void *user, size_t count, void (*body)(void *context, s
 
 /* ---- Compiling ------------------------------------------------------------------------------------------------- */
 
-/* A name that many nested functions must look for takes microseconds: the compiler gets its text in small pieces. */
+/* Gives the compiler small pieces and checks the clock between them. A single name can take microseconds to compile,
+ * when it is looked up through many nested functions. */
 static const char *read_piece(lua_State *L, void *user, size_t *length) {
   nib_sandbox_text *text = user;
   nib_sandbox_check(L);
@@ -245,33 +245,30 @@ static nib_status refuse(nib_sandbox *sandbox, nib_status status, const char *op
 
 static nib_status tell_end(nib_sandbox *sandbox, const char *operation, int64_t budget_us) {
   char reason[80];
-  if (__atomic_load_n(&sandbox->cancelled, __ATOMIC_RELAXED))
-    snprintf(reason, sizeof reason, "expected to finish, was cancelled");
+  if (__atomic_load_n(&sandbox->cancelled, __ATOMIC_RELAXED)) snprintf(reason, sizeof reason, "was cancelled");
   else if (sandbox->config.instructions && sandbox->instructions_left <= 0)
-    snprintf(reason, sizeof reason, "expected at most %lld instructions, got more",
-             (long long)sandbox->config.instructions);
-  else snprintf(reason, sizeof reason, "expected at most %lld us, took more", (long long)budget_us);
-  /* What the script had queued goes with the call: it would keep threads busy, and what comes next waiting. */
+    snprintf(reason, sizeof reason, "exceeded its limit of %lld instructions", (long long)sandbox->config.instructions);
+  else snprintf(reason, sizeof reason, "exceeded its budget of %lld us", (long long)budget_us);
+  /* Queued work would go on to occupy threads, and later calls would wait for it. */
   char dropped[80] = "";
   int32_t cut = 0;
   if (nib_drop_work(sandbox->runtime, &cut) == NIB_OK && cut > 0)
-    snprintf(dropped, sizeof dropped, "; dropped what was queued to write %d tensor%s", (int)cut, cut == 1 ? "" : "s");
-  snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: %s%s%s%s", operation, reason,
-           sandbox->where[0] ? ", at " : "", sandbox->where, dropped);
+    snprintf(dropped, sizeof dropped, "; dropped queued work that writes %d tensor%s", (int)cut, cut == 1 ? "" : "s");
+  snprintf(sandbox->error, sizeof sandbox->error, "%s: %s%s%s%s", operation, reason, sandbox->where[0] ? ", at " : "",
+           sandbox->where, dropped);
   return NIB_EXPIRED;
 }
 
-/* Runs a C function, with one argument, as a call of the host's. */
+/* Runs a C function with one argument, with a deadline and in protected mode. */
 static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction function, void *argument,
                       int64_t budget_us) {
   lua_State *L = sandbox->L;
   nib_device *cpu = NULL;
-  nib_status usable = nib_device_find(sandbox->runtime, "cpu", &cpu); /* not one that is closed, or the parent's */
+  nib_status usable = nib_device_find(sandbox->runtime, "cpu", &cpu); /* fails on a closed runtime and after a fork */
   if (usable != NIB_OK) return refuse(sandbox, usable, operation, nib_error(sandbox->runtime));
-  if (sandbox->running)
-    return refuse(sandbox, NIB_STATE, operation, "sandbox: expected one call at a time, got one inside another");
+  if (sandbox->running) return refuse(sandbox, NIB_STATE, operation, "another call of this sandbox is running");
   if (budget_us <= 0) {
-    snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: expected time to be left, got %lld us", operation,
+    snprintf(sandbox->error, sizeof sandbox->error, "%s: budget: expected more than 0 us, got %lld us", operation,
              (long long)budget_us);
     return NIB_EXPIRED;
   }
@@ -291,25 +288,25 @@ static nib_status run(nib_sandbox *sandbox, const char *operation, lua_CFunction
   sandbox->running = L;
   lua_sethook(L, hook, LUA_MASKCOUNT, sandbox->count);
   lua_settop(L, 0);
-  lua_pushcfunction(L, function); /* neither this nor the next takes memory */
+  lua_pushcfunction(L, function); /* these two allocate nothing, so they need no protection */
   lua_pushlightuserdata(L, argument);
-  /* Lua compares strings by the thread's locale, at times slowly; scripts do the same whatever the host's is. */
+  /* Lua compares strings by the locale, which can be slow. In the C locale scripts also give the same results in any
+   * host. */
   locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0), before = plain ? uselocale(plain) : (locale_t)0;
   int status = lua_pcall(L, 1, 0, 0);
   if (before) uselocale(before);
   if (plain) freelocale(plain);
   sandbox->running = NULL;
-  sandbox->error[0] = 0; /* of a call inside this one, which was refused */
+  sandbox->error[0] = 0; /* a nested call that was refused has set it */
   nib_set_deadline(sandbox->runtime, NIB_UNLIMITED);
   nib_status result = NIB_OK;
-  if (status != LUA_OK && is_over(sandbox, now_us())) sandbox->expired = true; /* whatever error came first */
+  if (status != LUA_OK && is_over(sandbox, now_us())) sandbox->expired = true;
   if (sandbox->expired) {
     result = tell_end(sandbox, operation, budget_us);
   } else if (sandbox->absent) {
-    result = refuse(sandbox, NIB_UNAVAILABLE, operation, "function: expected one of that name in the script, got none");
+    result = refuse(sandbox, NIB_UNAVAILABLE, operation, "the script has no function of this name");
   } else if (status == LUA_ERRMEM) {
-    result =
-      refuse(sandbox, NIB_MEMORY, operation, "memory: expected to stay within the script's limit, got to its end");
+    result = refuse(sandbox, NIB_MEMORY, operation, "out of memory: the script reached its limit");
   } else if (status != LUA_OK) {
     char other[64];
     snprintf(other, sizeof other, "raised an error that is a %s", luaL_typename(L, -1));
@@ -325,7 +322,9 @@ struct script {
   bool dropped_state;
 };
 
-/* ---- A new version's memory: beside what the old one has, as much as a script may have ---- */
+/* ---- Memory of a new version --------------------------------------------------------------------------------------
+ *
+ * While a new version is loaded, the old one is still there. So the limits are then raised by what it uses. */
 
 static void set_allowance(nib_sandbox *sandbox, bool beside) {
   uint64_t device = 0;
@@ -344,7 +343,7 @@ static void set_allowance(nib_sandbox *sandbox, bool beside) {
                  config->streams + (beside ? sandbox->module->count[NIB_LUA_STREAM] : 0));
 }
 
-/* Whether there is more than `times` the limits. */
+/* Whether the script uses more than `times` its limits. */
 static bool is_too_much(const nib_sandbox *sandbox, int32_t times) {
   const nib_sandbox_config *config = &sandbox->config;
   bool too_much = sandbox->lua_used / (size_t)times > config->lua_memory;
@@ -357,7 +356,7 @@ static bool is_too_much(const nib_sandbox *sandbox, int32_t times) {
   return too_much;
 }
 
-/* Twice: the first round calls finalizers, the second frees what they were of. */
+/* Collects twice: the first collection calls finalizers, the second one frees their objects. */
 static void collect(lua_State *L) {
   nib_sandbox_forget_metatables(L);
   for (int i = 0; i < 2; i++) {
@@ -366,7 +365,7 @@ static void collect(lua_State *L) {
   }
 }
 
-/* Makes the script that of the sandbox, with the table at index 1 as its `state`. */
+/* Runs the script and makes it the sandbox's. The table at index 1 is its `state`. */
 static void load_version(lua_State *L, const struct script *script, bool reloaded) {
   nib_sandbox_text text = script->text;
   lua_settop(L, 1);
@@ -382,7 +381,7 @@ static void load_version(lua_State *L, const struct script *script, bool reloade
     lua_pushboolean(L, reloaded);
     lua_call(L, 1, 0);
   }
-  nib_sandbox_check(L); /* what ends late has not ended well */
+  nib_sandbox_check(L); /* a call that ended too late has failed */
   lua_pushvalue(L, 3);
   lua_rawsetp(L, LUA_REGISTRYINDEX, &environment_key);
 }
@@ -393,14 +392,15 @@ static int load_script(lua_State *L) {
   lua_settop(L, 0);
   bool reloaded = lua_rawgetp(L, LUA_REGISTRYINDEX, &environment_key) != LUA_TNIL;
   lua_settop(L, 0);
-  if (reloaded && !sandbox->config.keep_state) collect(L); /* garbage is no reason for more memory */
-  if (!is_too_much(
-        sandbox, 2)) { /* or it would grow with each version that takes what `state` had and fails with an empty one */
+  if (reloaded && !sandbox->config.keep_state) collect(L); /* so that garbage does not raise the limits */
+  /* With twice the limits in use, drop `state` at once. Otherwise the use could grow with every version that keeps what
+   * is in `state` and fails when `state` is empty. */
+  if (!is_too_much(sandbox, 2)) {
     if (!sandbox->config.keep_state) set_allowance(sandbox, true);
     lua_rawgetp(L, LUA_REGISTRYINDEX, &state_key);
     load_version(L, script, reloaded);
     lua_settop(L, 0);
-    if (is_too_much(sandbox, 1)) collect(L); /* the old version */
+    if (is_too_much(sandbox, 1)) collect(L); /* frees the old version */
     if (!is_too_much(sandbox, 1)) return 0;
   }
   set_allowance(sandbox, true);
@@ -419,10 +419,10 @@ nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *
   nib_status status = run(sandbox, name, load_script, &script, budget_us);
   if (!sandbox->running && status != NIB_FORKED && status != NIB_CLOSED) {
     set_allowance(sandbox, false);
-    nib_sandbox_forget_metatables(sandbox->L); /* of the version that has gone, or has not come */
+    nib_sandbox_forget_metatables(sandbox->L); /* of the version that was replaced or failed to load */
   }
   if (status != NIB_OK || !script.dropped_state) return status;
-  refuse(sandbox, NIB_OK, name, "state: expected one that fits beside the new version, dropped it");
+  refuse(sandbox, NIB_OK, name, "dropped `state`, which did not fit beside the new version");
   return NIB_OK;
 }
 
@@ -445,7 +445,7 @@ static int call_function(lua_State *L) {
   luaL_checkstack(L, 32, NULL);
   int count = values->arguments ? values->arguments(L, values->user) : 0;
   lua_call(L, count, values->results ? LUA_MULTRET : 0);
-  nib_sandbox_check(L); /* what ends late has not ended well */
+  nib_sandbox_check(L); /* a call that ended too late has failed */
   if (values->results) values->results(L, lua_gettop(L), values->user);
   return 0;
 }
@@ -494,7 +494,7 @@ size_t nib_sandbox_lua_memory(const nib_sandbox *sandbox) { return sandbox->lua_
 
 /* ---- Creating and closing -------------------------------------------------------------------------------------- */
 
-/* Limits of the module's own objects and loops. */
+/* Sets the limits that the module itself checks. */
 static void set_limits(lua_State *L) {
   nib_sandbox *sandbox = nib_sandbox_of(L);
   lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state");
@@ -507,16 +507,16 @@ static void set_limits(lua_State *L) {
   lua_pop(L, 1);
 }
 
-/* Long buffers live in userdata whose metatable Lua makes when it is first needed, in two steps: if memory ran out
- * between them, none would ever work again in this state. */
+/* Creates the metatable of Lua's long buffers. Lua creates it at the first use, in two steps; if a script's memory ran
+ * out between them, no long buffer would work in this state any more. */
 static void make_buffers(lua_State *L) {
   luaL_Buffer buffer;
   luaL_buffinitsize(L, &buffer, 2 * LUAL_BUFFERSIZE);
   luaL_pushresultsize(&buffer, 0);
 }
 
-/* Opens the default device. A GPU takes a tenth of a second and more for that, which no deadline can end: so it must
- * not be a call's first tensor that does it. A device that cannot be opened is the script's error, when it uses it. */
+/* Opens the default device. Opening a GPU takes 0.1 s or more, which no deadline can interrupt; so it must not happen
+ * in a script's call. If the device cannot be opened, the script gets the error when it uses it. */
 static void open_device(nib_runtime *runtime) {
   nib_device *device = NULL;
   const char *name = nib_lua_default_device();
@@ -545,7 +545,7 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
                                     nib_sandbox **out) {
   *out = NULL;
   nib_sandbox blank = { 0 };
-  char text[160]; /* nobody to tell it to */
+  char text[160]; /* not reported: there is no sandbox yet to read it from */
   if (config) {
     if (config_bytes >= sizeof config->abi_version && config->abi_version != 0 &&
         config->abi_version != NIB_ABI_VERSION)
@@ -558,14 +558,13 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
                                               runtime_config_bytes, text, sizeof text))
     return NIB_INVALID;
   if (blank.config.tensors < 0 || blank.config.streams < 0 || blank.config.instructions < 0) return NIB_INVALID;
-  blank.config.runtime = NULL; /* it need not live as long */
+  blank.config.runtime = NULL; /* it was copied; the host may free it */
   if (!blank.config.lua_memory) blank.config.lua_memory = (size_t)4 << 20;
   if (!blank.config.device_memory) blank.config.device_memory = (uint64_t)64 << 20;
   if (!blank.config.tensors) blank.config.tensors = 10000;
   if (!blank.config.streams) blank.config.streams = 8;
   if (!blank.config.queued_bytes) blank.config.queued_bytes = (uint64_t)256 << 20;
-  if (blank.config.lua_memory > MOST_MEMORY)
-    blank.config.lua_memory = MOST_MEMORY; /* sums stay below their types' ends */
+  if (blank.config.lua_memory > MOST_MEMORY) blank.config.lua_memory = MOST_MEMORY;
   blank.lua_most = blank.config.lua_memory;
   blank.lua_block = blank.lua_most / 4;
   if (blank.config.device_memory > MOST_MEMORY) blank.config.device_memory = MOST_MEMORY;
@@ -594,7 +593,7 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
   }
   if (status != NIB_OK) {
     nib_sandbox_close(sandbox);
-    return status == NIB_INVALID ? status : NIB_MEMORY; /* nothing else can go wrong in our own code */
+    return status == NIB_INVALID ? status : NIB_MEMORY; /* open_sandbox can fail for lack of memory alone */
   }
   *out = sandbox;
   return NIB_OK;
@@ -602,7 +601,7 @@ nib_status nib_sandbox_create_sized(const nib_sandbox_config *config, size_t con
 
 void nib_sandbox_close(nib_sandbox *sandbox) {
   if (!sandbox) return;
-  nib_runtime_close(sandbox->runtime); /* first, for what is queued would otherwise be waited for */
+  nib_runtime_close(sandbox->runtime); /* first: it drops queued work, which lua_close would wait for */
   if (sandbox->L) lua_close(sandbox->L);
   nib_lua_blocks_free(&sandbox->blocks);
   pthread_mutex_destroy(&sandbox->cancel_lock);

@@ -1,4 +1,4 @@
-/* What the files of the sandbox share. A host's documentation is nibble_lua.h. */
+/* What the files of the sandbox share. The documentation for hosts is nibble_lua.h. */
 #ifndef NIB_SANDBOX_H
 #define NIB_SANDBOX_H
 
@@ -6,7 +6,7 @@
 
 #include "../module/args.h"
 
-#define NIB_SANDBOX_COUNT 200 /* instructions between two looks at the clock, fewer where they are slow ones */
+#define NIB_SANDBOX_COUNT 200 /* most instructions between two checks of the clock */
 
 #define NIB_SANDBOX_CLASSES 64
 
@@ -17,23 +17,22 @@ struct nib_sandbox {
   lua_State *L;
   lua_State *running; /* L or one of its coroutines; NULL between calls */
   size_t lua_used, lua_most, lua_block;
-  size_t fresh;    /* bytes of Lua's since the last look at the clock */
-  size_t lua_base; /* of lua_used, what every script has */
-  size_t host_used, host_most,
-    host_limit; /* all memory of the runtime; host_most is more while a new version is loaded */
+  size_t fresh;                            /* bytes that Lua allocated since the last check of the clock */
+  size_t lua_base;                         /* lua_used of an empty sandbox */
+  size_t host_used, host_most, host_limit; /* memory of the runtime; host_most > host_limit while a version is loaded */
   nib_lua_state *module;
   nib_lua_blocks blocks;
-  int64_t deadline_us; /* of nib_sandbox_now; 0: none */
+  int64_t deadline_us; /* on the monotonic clock; 0: none */
   int64_t instructions_left;
   int64_t looked_us; /* when the hook last ran */
-  int count;         /* how many instructions it let pass from there */
+  int count;         /* instructions from then until it runs again */
   size_t steps;
-  int32_t strings[NIB_SANDBOX_CLASSES]; /* long ones alive, by the logarithm of their size */
-  int most_count;                       /* what `count` may be beside the longest of them */
-  bool cancelled;                       /* atomic; it changes together with the runtime's deadline: */
-  pthread_mutex_t cancel_lock;
-  bool expired;               /* this call has got its last error; nothing in Lua catches it */
-  bool absent;                /* the function to call is not there */
+  int32_t strings[NIB_SANDBOX_CLASSES]; /* long strings alive, by the logarithm of their size */
+  int most_count;                       /* bound of `count` that follows from the longest of them */
+  bool cancelled;                       /* atomic */
+  pthread_mutex_t cancel_lock;          /* `cancelled` and the runtime's deadline change together */
+  bool expired;               /* the call's time is up: its error was raised, and Lua code must not catch it */
+  bool absent;                /* the script has no function of that name */
   const void *metatables[16]; /* see base.c */
   int next_metatable;
   char where[80];
@@ -42,16 +41,16 @@ struct nib_sandbox {
 
 /* ---- sandbox.c ---- */
 
-/* The sandbox of a Lua state: Lua hands its allocator's argument to whoever asks. */
+/* The sandbox of a Lua state. It is the argument of the state's allocator. */
 static inline nib_sandbox *nib_sandbox_of(lua_State *L) {
   void *sandbox;
   lua_getallocf(L, &sandbox);
   return sandbox;
 }
-/* Raises the last error if the call's time is over. */
+/* Raises the error that ends the call if its time is up. */
 void nib_sandbox_check(lua_State *L);
-/* For small steps of a loop in C: that, now and then. A step takes as long as some tens of bytes that are looked at one
- * by one. */
+/* Counts steps of a loop in C and calls nib_sandbox_check now and then. A step is the work of comparing some tens of
+ * bytes one by one. */
 static inline void nib_sandbox_steps(lua_State *L, size_t steps) {
   nib_sandbox *sandbox = nib_sandbox_of(L);
   sandbox->steps += steps;
@@ -60,11 +59,11 @@ static inline void nib_sandbox_steps(lua_State *L, size_t steps) {
   nib_sandbox_check(L);
 }
 static inline void nib_sandbox_step(lua_State *L) { nib_sandbox_steps(L, 1); }
-/* Before a coroutine goes on, or goes on again: it may have been left when there were no long strings. */
+/* Call before a coroutine is resumed or continues: its hook may be older than the long strings. */
 void nib_sandbox_watch(lua_State *L);
-/* To be called by whatever catches an error: raises the last one again. */
+/* Call after an error was caught: raises it again if it is the one that ends the call. */
 void nib_sandbox_rethrow(lua_State *L);
-/* Loads text like lua_load, looking at the clock as it reads. `next` (may be NULL) gives more text, or NULL. */
+/* As lua_load, but checks the clock while it reads. `next` (may be NULL) returns more text, or NULL. */
 typedef struct nib_sandbox_text {
   const char *text;
   size_t length;
@@ -74,21 +73,23 @@ int nib_sandbox_compile(lua_State *L, nib_sandbox_text *text, const char *name);
 
 /* ---- base.c, string.c, table.c ---- */
 
-/* Pushes the table of what an environment starts from. */
+/* Pushes the table of globals that every environment is a copy of. */
 int nib_sandbox_open(lua_State *L);
-/* Forgets copies of metatables, whose functions have their script's environment. Takes no memory. */
+/* Drops the kept copies of metatables, which would keep an old version's environment alive. Allocates no memory. */
 void nib_sandbox_forget_metatables(lua_State *L);
-/* Pushes a fresh environment from that table, with `state` as its table `state`; all at stack indices. */
+/* Pushes a new environment: a copy of `globals` with `state` as its table `state` (both are stack indices). */
 void nib_sandbox_push_environment(lua_State *L, int globals, int state);
-/* Sets the field `name` of the table on the top of the stack to a new library of these functions, and pushes it. */
+/* Sets the field `name` of the table on top of the stack to a new library of these functions, and pushes the library.
+ */
 void nib_sandbox_library(lua_State *L, const char *name, const luaL_Reg *functions);
-/* Copies fields of the library `from` (a table at a stack index) to the one on the top; their functions get at most 64
- * KiB of strings (which may be taken for numbers, each) and 250 arguments, as they are bound. */
+/* Copies fields of the library `from` (a stack index) to the library on top of the stack. TEXT bounds a function's
+ * string arguments to 64 KiB in all, since converting a long one to a number is slow; COUNT bounds it to 250 arguments.
+ */
 enum nib_sandbox_bound { NIB_SANDBOX_FREE, NIB_SANDBOX_TEXT, NIB_SANDBOX_TEXT_AND_COUNT };
 void nib_sandbox_take(lua_State *L, int from, const char *const *names, enum nib_sandbox_bound bound);
 /* Pushes a value as a string, without addresses. */
 const char *nib_sandbox_tostring(lua_State *L, int index);
-/* Calls a C function of Lua's in its own place: the first upvalue. */
+/* Calls Lua's own function, the first upvalue, with all arguments. */
 static inline int nib_sandbox_original(lua_State *L) { return lua_tocfunction(L, lua_upvalueindex(1))(L); }
 void nib_sandbox_check_arguments(lua_State *L);
 void nib_sandbox_open_string(lua_State *L);

@@ -1,18 +1,18 @@
-/* Lua's library `string` with bounds; its patterns are in match.c. */
+/* Lua's library `string`, with bounds on its arguments. The functions with patterns are in match.c. */
 #include <lualib.h>
 #include <string.h>
 
 #include "sandbox.h"
 
-#define MOST_FORMATTED 50 /* values: each may take microseconds */
+#define MOST_FORMATTED 50 /* formatting a value can take microseconds */
 
-/* Tables, functions and the like as text without their addresses, before Lua's own function sees them. */
+/* Converts tables, functions and the like to text without addresses, and then calls Lua's own function. */
 static int string_format(lua_State *L) {
   nib_sandbox_check_arguments(L);
   if (lua_gettop(L) > MOST_FORMATTED + 1)
     return luaL_error(L, "expected at most %d values to 'format', got more", MOST_FORMATTED);
   size_t length;
-  const char *at = luaL_checklstring(L, 1, &length), *end = at + length; /* with zeros in it, maybe */
+  const char *at = luaL_checklstring(L, 1, &length), *end = at + length; /* it may contain zero bytes */
   for (; (at = memchr(at, '%', (size_t)(end - at))) != NULL; at++) {
     at += 1 + strspn(at + 1, "-+ #0123456789.");
     if (at == end) break;
@@ -41,7 +41,7 @@ static int string_rep(lua_State *L) {
     return luaL_error(L, "resulting string too large");
   size_t total = (size_t)count * (length + gap) - gap, done = length + gap;
   luaL_Buffer result;
-  char *out = luaL_buffinitsize(L, &result, total + gap); /* with a last separator that is not counted */
+  char *out = luaL_buffinitsize(L, &result, total + gap); /* room for a separator at the end, which is dropped */
   memcpy(out, text, length);
   memcpy(out + length, separator, gap);
   while (done < total + gap) {
@@ -70,8 +70,8 @@ void nib_sandbox_open_string(lua_State *L) {
   lua_pushcclosure(L, string_format, 1);
   lua_setfield(L, -2, "format");
 
-  /* The metatable of strings: scripts get copies of the table that it leads to, never the table. Without the arithmetic
-   * of Lua's own, which converts text of any length in one instruction. */
+  /* The metatable of strings. Scripts get copies of its __index table, never the table itself. It has no arithmetic,
+   * which in Lua's own converts text of any length to a number in one instruction. */
   lua_pushliteral(L, "");
   lua_newtable(L);
   lua_pushvalue(L, -3);

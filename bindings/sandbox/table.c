@@ -1,5 +1,5 @@
-/* Lua's library `table` with a look at the clock in every loop: lengths and elements may be a metamethod's, so that a
- * call could go on for ever without an instruction of Lua's. */
+/* Lua's library `table` with a check of the clock in every loop. With metamethods of the host's objects, a loop could
+ * run for ever without an instruction of Lua, and so without the hook. */
 #include <limits.h>
 #include <lualib.h>
 
@@ -10,7 +10,7 @@ static void check_table(lua_State *L, int index) {
   luaL_checktype(L, index, LUA_TTABLE);
 }
 
-/* t[to] = t[from] of the tables at two indices. */
+/* destination[to] = source[from]. */
 static void move_one(lua_State *L, int source, lua_Integer from, int destination, lua_Integer to) {
   nib_sandbox_step(L);
   lua_geti(L, source, from);
@@ -75,7 +75,7 @@ static int table_concat(lua_State *L) {
     lua_geti(L, 1, i);
     if (!lua_isstring(L, -1)) return luaL_error(L, "invalid value (at index %I) in table for 'concat'", (LUAI_UACINT)i);
     luaL_addvalue(&text);
-    if (i == last) break; /* it may be the largest integer */
+    if (i == last) break; /* i + 1 could overflow */
     luaL_addlstring(&text, separator, length);
   }
   luaL_pushresult(&text);
@@ -94,12 +94,12 @@ static int table_unpack(lua_State *L) {
   return (int)count + 1;
 }
 
-/* Lua's own algorithm, with the order of the closure's upvalue (or of `<`). */
+/* The order that table_sort gives to Lua's sort: the script's function, the first upvalue, or `<`. */
 static int compare(lua_State *L) {
   bool less;
   nib_sandbox_step(L);
   if (lua_isnil(L, lua_upvalueindex(1))) {
-    for (int i = 1; i <= 2; i++) /* strings are compared byte by byte */
+    for (int i = 1; i <= 2; i++) /* the time to compare strings depends on their length */
       if (lua_type(L, i) == LUA_TSTRING) nib_sandbox_steps(L, lua_rawlen(L, i) / 64);
     less = lua_compare(L, 1, 2, LUA_OPLT);
   } else {

@@ -264,7 +264,7 @@ describe("the installed tree", function()
       ("LD_LIBRARY_PATH=%s/lib LUA_PATH_5_4='%s/share/lua/5.4/?.lua'"):format(
       prefix, prefix))
     assert.same({ status = 0, stdout = require("nibble").version .. " 7 function\n" ..
-      "endless: budget: expected at most 20000 us, took more, at endless:1\n", stderr = "" }, result)
+      "endless: exceeded its budget of 20000 us, at endless:1\n", stderr = "" }, result)
   end)
 
   it("is all that a script in plain Lua needs", function()

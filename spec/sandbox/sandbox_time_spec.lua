@@ -86,7 +86,7 @@ describe("a script that does not end", function()
       handle:write(code)
       handle:close()
       local result = process.run(path .. " budget_us=" .. math.maxinteger .. " instructions=1000000 " .. file)
-      assert.matches("^= EXPIRED %d+ script: budget: expected at most 1000000 instructions, got more, at script:1\n$",
+      assert.matches("^= EXPIRED %d+ script: exceeded its limit of 1000000 instructions, at script:1\n$",
         result.stdout)
     end
     os.remove(file)
