@@ -73,7 +73,7 @@ const char *nib_lua_describe(lua_State *L, int index) {
 }
 
 int nib_lua_expected(lua_State *L, const char *operation, const char *parameter, int index, const char *expected, ...) {
-  index = lua_absindex(L, index); /* an index past the top stays one */
+  index = lua_absindex(L, index); /* describing pushes a value; an index past the top stays as it is */
   const char *got = nib_lua_describe(L, index);
   va_list arguments;
   va_start(arguments, expected);
@@ -97,8 +97,8 @@ void nib_lua_plain_table(lua_State *L, const char *operation, const char *parame
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
     lua_pushstring(L, refused[i]);
     if (lua_rawget(L, -2) != LUA_TNIL)
-      nib_lua_argument_error(L, operation, parameter,
-                             "a table without %s (what it holds itself is read), got one with it", refused[i]);
+      nib_lua_argument_error(L, operation, parameter, "a table without %s (fields are read raw), got one with it",
+                             refused[i]);
     lua_pop(L, 1);
   }
   lua_pop(L, 1);
@@ -108,7 +108,7 @@ void nib_lua_plain_table(lua_State *L, const char *operation, const char *parame
 
 bool nib_lua_to_integer(lua_State *L, int index, int64_t *out) {
   int fits = 0;
-  if (lua_type(L, index) == LUA_TNUMBER) *out = lua_tointegerx(L, index, &fits); /* it would take strings too */
+  if (lua_type(L, index) == LUA_TNUMBER) *out = lua_tointegerx(L, index, &fits); /* it would convert strings, too */
   return fits;
 }
 
@@ -175,11 +175,11 @@ int32_t nib_lua_integer_list(lua_State *L, const char *operation, const char *pa
     out[i] = nib_lua_integer(L, operation, parameter, -1);
     lua_pop(L, 1);
   }
-  /* Options that have slipped into the shape would be ignored without a word. */
+  /* Other keys would be ignored silently, such as options that were put into the shape by mistake. */
   lua_Unsigned keys = 0;
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
     if (++keys > count)
-      nib_lua_expected(L, operation, parameter, -2, "a table of integers alone, with %I keys", (LUAI_UACINT)count);
+      nib_lua_expected(L, operation, parameter, -2, "a list of %I integers and no other keys", (LUAI_UACINT)count);
   }
   return (int32_t)count;
 }
@@ -312,7 +312,7 @@ nib_device *nib_lua_place_option(lua_State *L, const char *operation, int index,
   bool anywhere = nib_lua_push_option(L, index, "device") == LUA_TNIL;
   nib_device *cpu = nib_device_at(nib_lua_runtime(L, operation), 0);
   nib_device *device = *pinned && anywhere ? cpu : nib_lua_device(L, operation, -1);
-  if (*pinned && device != cpu) nib_lua_expected(L, operation, "device", -1, "\"cpu\" beside pinned");
+  if (*pinned && device != cpu) nib_lua_expected(L, operation, "device", -1, "\"cpu\" (pinned memory is the CPU's)");
   lua_pop(L, 1);
   return device;
 }
@@ -328,7 +328,7 @@ nib_tensor *nib_lua_tensor_option(lua_State *L, const char *operation, int index
   return nib_lua_tensor(L, operation, name, -1);
 }
 
-/* One of a pair, by position or by name. */
+/* One tensor of the pair at an index: its field `position` or `name`. */
 static nib_tensor *half_of_cache(lua_State *L, const char *operation, const char *parameter, int index, int position,
                                  const char *name) {
   if (lua_rawgeti(L, index, position) == LUA_TNIL) {
@@ -337,8 +337,7 @@ static nib_tensor *half_of_cache(lua_State *L, const char *operation, const char
   }
   const nib_lua_object *object = nib_lua_test(L, -1, NIB_LUA_TENSOR);
   if (!object || !nib_lua_is_open(object))
-    nib_lua_expected(L, operation, parameter, -1, "a pair {k, v} of open tensors, or one stacked tensor; as its %s",
-                     name);
+    nib_lua_expected(L, operation, parameter, -1, "an open tensor as `%s` of the pair {k, v}", name);
   return object->tensor;
 }
 
@@ -346,7 +345,7 @@ nib_cache nib_lua_cache(lua_State *L, const char *operation, const char *paramet
   if (lua_type(L, index) != LUA_TTABLE) {
     const nib_lua_object *object = nib_lua_test(L, index, NIB_LUA_TENSOR);
     if (!object) nib_lua_expected(L, operation, parameter, index, "a pair {k, v} of tensors, or one stacked tensor");
-    if (!nib_lua_is_open(object)) nib_lua_tensor(L, operation, parameter, index); /* says that it is closed */
+    if (!nib_lua_is_open(object)) nib_lua_tensor(L, operation, parameter, index); /* raises: it is closed */
     return (nib_cache){ .stacked = object->tensor };
   }
   nib_lua_plain_table(L, operation, parameter, index);
@@ -364,7 +363,7 @@ nib_scale_source nib_lua_scale(lua_State *L, const char *operation, const char *
   const nib_lua_object *object = nib_lua_test(L, index, NIB_LUA_TENSOR);
   if (!object)
     nib_lua_expected(L, operation, parameter, index, "a positive finite number, or a float32 tensor of one element");
-  if (!nib_lua_is_open(object)) nib_lua_tensor(L, operation, parameter, index); /* says that it is closed */
+  if (!nib_lua_is_open(object)) nib_lua_tensor(L, operation, parameter, index); /* raises: it is closed */
   return (nib_scale_source){ .tensor = object->tensor };
 }
 

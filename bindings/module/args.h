@@ -7,65 +7,65 @@
 /* Pushes a description of the value at an index: `3.5`, `a string "abc"`, `a tensor float32 {2, 3}`. */
 const char *nib_lua_describe(lua_State *L, int index);
 
-/* Raises the error; Y is described from the value at an index. `expected` and its arguments are lua_pushfstring's. */
+/* Raises the error. X is `expected`, formatted as by lua_pushfstring; Y describes the value at an index. */
 int nib_lua_expected(lua_State *L, const char *operation, const char *parameter, int index, const char *expected, ...);
-/* The same with the text of `expected X, got Y`. */
+/* The same; `format` is all of the text `X, got Y`. */
 int nib_lua_argument_error(lua_State *L, const char *operation, const char *parameter, const char *format, ...);
 
-/* A table that is what it holds: tables are read raw, so that one with __index or __len would seem empty, and is
- * refused. */
+/* Refuses a table with __index or __len. Tables are read raw, so that its fields would be missed. */
 void nib_lua_plain_table(lua_State *L, const char *operation, const char *parameter, int index);
 
-/* Integers, also those that are written as floats (3.0). */
+/* Accepts floats with integer values (3.0), too. */
 bool nib_lua_to_integer(lua_State *L, int index, int64_t *out);
 int64_t nib_lua_integer(lua_State *L, const char *operation, const char *parameter, int index);
-/* A dimension or an index that counts from 1, as one that counts from 0. The runtime checks its range. */
+/* Reads a dimension or an index that counts from 1 and returns it counted from 0. The runtime checks its range. */
 int64_t nib_lua_position(lua_State *L, const char *operation, const char *parameter, int index);
 nib_number nib_lua_number(lua_State *L, const char *operation, const char *parameter, int index);
 /* A number that an element of the dtype can hold. */
 nib_number nib_lua_element(lua_State *L, const char *operation, const char *parameter, int index, nib_dtype dtype);
-/* A string that has no zero bytes, to be compared with names; "" for every other value. */
+/* A string without zero bytes, to compare with names; "" for any other value. */
 const char *nib_lua_word(lua_State *L, int index);
 /* A string without zero bytes. */
 const char *nib_lua_text(lua_State *L, const char *operation, const char *parameter, int index);
-/* A function, or what can be called like one: functions of a host's other languages come as userdata with __call. */
+/* Whether the value is a function or has __call. Bindings of other languages pass functions as userdata. */
 bool nib_lua_is_function(lua_State *L, int index);
 
-/* Integers: those at first..last, or those in one table at `first`. Returns how many. */
+/* Reads the integers at first..last, or those in one table at `first`. Returns their number. */
 int32_t nib_lua_integers(lua_State *L, const char *operation, const char *parameter, int first, int last, int64_t *out);
-/* The same where only a table will do. */
+/* The same for a table at `index`. */
 int32_t nib_lua_integer_list(lua_State *L, const char *operation, const char *parameter, int index, int64_t *out);
 
-/* Positional arguments from `first` on, up to one for each of the names; the last one given may be a table of keywords
- * instead, for itself and those that follow. Spreads it, so that afterwards all are positional. */
+/* The arguments from `first` on are those of `names`. A table in place of one of them gives that one and the following
+ * ones by name; its values are put into their positions. */
 void nib_lua_spread_options(lua_State *L, const char *operation, int first, const char *const *names);
-/* Options: the table at an index (or nothing), in which only the names of `allowed` (up to a NULL) may be. */
+/* Checks that the value at an index is nothing, nil or a table whose keys are all in `allowed`, which ends with NULL.
+ */
 void nib_lua_options(lua_State *L, const char *operation, int index, const char *const *allowed);
 /* Pushes an option of the table at an index; nil if there is no table. */
 int nib_lua_push_option(lua_State *L, int index, const char *name);
 bool nib_lua_boolean_option(lua_State *L, const char *operation, int index, const char *name, bool otherwise);
 double nib_lua_number_option(lua_State *L, const char *operation, int index, const char *name, double otherwise);
 int64_t nib_lua_integer_option(lua_State *L, const char *operation, int index, const char *name, int64_t otherwise);
-/* The option `dtype`; NIB_DTYPE_NONE if it is not there. */
+/* The option `dtype`, or NIB_DTYPE_NONE. */
 nib_dtype nib_lua_dtype_option(lua_State *L, const char *operation, int index);
-/* The option `device`, otherwise the default device. */
+/* The option `device`, or the default device. */
 nib_device *nib_lua_device_option(lua_State *L, const char *operation, int index);
-/* The same with the option `pinned`, which goes with the CPU alone. */
+/* The options `device` and `pinned`. Pinned memory is the CPU's. */
 nib_device *nib_lua_place_option(lua_State *L, const char *operation, int index, bool *pinned);
 
 nib_dtype nib_lua_dtype(lua_State *L, const char *operation, const char *parameter, int index);
-/* A device's name, or nothing for the default. */
+/* The device of that name; the default device for nil or no value. */
 nib_device *nib_lua_device(lua_State *L, const char *operation, int index);
-/* The name of the default device if NIBBLE_DEVICE is set, otherwise NULL: the best. */
+/* NIBBLE_DEVICE, or NULL if it is not set: then the default is nib_device_best's. */
 const char *nib_lua_default_device(void);
 
 nib_tensor *nib_lua_tensor(lua_State *L, const char *operation, const char *parameter, int index);
-/* A tensor in the options, or NULL. It stays on the stack, where the collector sees it. */
+/* A tensor option, or NULL. Leaves it on the stack, so that it is not collected. */
 nib_tensor *nib_lua_tensor_option(lua_State *L, const char *operation, int index, const char *name);
-/* A pair {k, v} or a stacked tensor. Leaves two values on the stack, where the collector sees them. */
+/* A pair {k, v} or a stacked tensor. Leaves the tensors of a pair on the stack, so that they are not collected. */
 nib_cache nib_lua_cache(lua_State *L, const char *operation, const char *parameter, int index);
 nib_scale_source nib_lua_scale(lua_State *L, const char *operation, const char *parameter, int index);
-/* "NHD" or "HND", nothing for `otherwise`, or a table of options with the name kv_layout. */
+/* "NHD" or "HND"; `otherwise` for nil or no value. */
 nib_layout nib_lua_layout(lua_State *L, const char *operation, int index, nib_layout otherwise);
 
 #endif

@@ -6,7 +6,7 @@
 struct nib_lua_block {
   struct nib_lua_block *next, *previous;
   size_t size;
-  size_t padding; /* 32 bytes in front of the memory, so that its alignment is malloc's */
+  size_t padding; /* makes the header 32 bytes, so that the memory keeps malloc's alignment */
 };
 
 static void *allocate(const nib_lua_blocks *blocks, void *pointer, size_t old_size, size_t new_size) {

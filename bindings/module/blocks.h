@@ -1,5 +1,5 @@
-/* A runtime's memory as a list, since Lua can free an object without its finalizer: near the end of the stack, and what
- * finalizers make while a state closes. Whoever closes the runtime frees what is left. */
+/* An allocator that keeps a list of a runtime's memory. Lua can free objects without calling their finalizers, for
+ * example objects that a finalizer creates while the state closes. The list then still frees their memory. */
 #ifndef NIB_BLOCKS_H
 #define NIB_BLOCKS_H
 
@@ -14,7 +14,7 @@ typedef struct nib_lua_blocks {
   void *user;
 } nib_lua_blocks;
 
-/* Like nib_config's function. */
+/* As nib_config's `allocate`. */
 void *nib_lua_blocks_allocate(nib_lua_blocks *blocks, void *pointer, size_t old_size, size_t new_size);
 void nib_lua_blocks_free(nib_lua_blocks *blocks);
 

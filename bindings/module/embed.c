@@ -1,4 +1,4 @@
-/* For hosts in C: the module with a runtime of theirs, and tensors between C and Lua. */
+/* nibble_lua.h for hosts: opens the module with a host's runtime, and passes tensors between C and Lua. */
 #include "args.h"
 
 struct opening {
@@ -9,7 +9,7 @@ struct opening {
 static int open_shared(lua_State *L) {
   struct opening *opening = lua_touserdata(L, 1);
   nib_lua_open_module(L, opening->runtime, &opening->why);
-  luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE); /* for require, also that of nibble.pages and so on */
+  luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE); /* for require "nibble", which nibble.pages calls, too */
   lua_pushvalue(L, -2);
   lua_setfield(L, -2, "nibble");
   lua_pop(L, 1);
@@ -17,7 +17,7 @@ static int open_shared(lua_State *L) {
 }
 
 nib_status nib_lua_open(lua_State *L, nib_runtime *runtime) {
-  if (!lua_checkstack(L, 4)) return NIB_MEMORY; /* then there is no message either */
+  if (!lua_checkstack(L, 4)) return NIB_MEMORY; /* no room to push a message */
   struct opening opening = { runtime, NIB_OK };
   lua_pushcfunction(L, open_shared);
   lua_pushlightuserdata(L, &opening);
@@ -31,7 +31,7 @@ static int push_tensor(lua_State *L) {
   nib_tensor *tensor = lua_touserdata(L, 1);
   nib_runtime *runtime = nib_lua_runtime(L, "tensor");
   if (nib_device_runtime(nib_tensor_device(tensor)) != runtime)
-    nib_lua_argument_error(L, "tensor", "runtime", "a tensor of this Lua state's runtime, got one of another");
+    nib_lua_argument_error(L, "tensor", "tensor", "a tensor of this Lua state's runtime, got one of another runtime");
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor", nib_tensor_alias(tensor, &object->tensor));
   return 1;
@@ -46,7 +46,7 @@ static int to_tensor(lua_State *L) {
 static void push_function(lua_State *L, lua_CFunction function) {
   luaL_checkstack(L, 4, NULL);
   if (lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state") != LUA_TUSERDATA)
-    luaL_error(L, "nibble: module: expected it open in this Lua state");
+    luaL_error(L, "nibble: the module is not open in this Lua state; call nib_lua_open first");
   lua_pushcclosure(L, function, 1);
 }
 

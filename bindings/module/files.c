@@ -1,9 +1,9 @@
-/* Files: tensors in them (load, list, save; tensor.c has tensor:save), and texts of a script's own (create). */
+/* Files of tensors (load, list, save; tensor:save is in tensor.c) and text files (create). */
 #include <string.h>
 
 #include "args.h"
 
-/* What came of a file: raises, or pushes nil and the message where a program can go on. */
+/* For a file that cannot be opened, read or written, pushes nil and the message. Raises every other error. */
 static int push_failure(lua_State *L, const char *operation, const char *path, nib_status status) {
   if (status == NIB_FILE) {
     lua_pushnil(L);
@@ -52,7 +52,7 @@ static int load(lua_State *L) {
   if (status != NIB_OK) return push_failure(L, "load", path, status);
   NIB_LUA_OBSERVED(L);
   nib_lua_account(L, object->tensor);
-  if (pinned) { /* its file is read into ordinary memory */
+  if (pinned) { /* the file was read into ordinary memory */
     const nib_tensor *read = object->tensor;
     nib_lua_object *copy =
       nib_lua_create(L, "load", device, true, nib_tensor_dtype(read), nib_tensor_ndim(read), nib_tensor_shape(read));
@@ -100,7 +100,7 @@ static int list(lua_State *L) {
   if (status != NIB_OK) return push_failure(L, "list", path, status);
   lua_pushcfunction(L, push_entries);
   lua_pushlightuserdata(L, file);
-  int ended = lua_pcall(L, 1, 1, 0); /* an error must not leave the file open */
+  int ended = lua_pcall(L, 1, 1, 0); /* so that the file is closed after an error, too */
   nib_safetensors_close(file);
   return ended == LUA_OK ? 1 : lua_error(L);
 }
@@ -111,9 +111,9 @@ static int save(lua_State *L) {
   nib_lua_plain_table(L, "save", "tensors", 2);
   lua_settop(L, 2);
   int32_t count = 0;
-  lua_newtable(L); /* keeps names and tensors alive, whatever becomes of the caller's table */
+  lua_newtable(L); /* keeps names and tensors alive if the caller's table changes meanwhile */
   for (lua_pushnil(L); lua_next(L, 2); lua_pop(L, 1)) {
-    if (lua_type(L, -2) != LUA_TSTRING) return nib_lua_expected(L, "save", "tensors", -2, "names that are strings");
+    if (lua_type(L, -2) != LUA_TSTRING) return nib_lua_expected(L, "save", "tensors", -2, "names of tensors as keys");
     lua_pushvalue(L, -2);
     lua_rawseti(L, 3, 2 * count + 1);
     lua_pushvalue(L, -1);
@@ -130,7 +130,7 @@ static int save(lua_State *L) {
     nib_lua_wait_tensor(L, "save", nib_lua_tensor(L, "save", names[i], -1));
     lua_pop(L, 2);
   }
-  for (int32_t i = 0; i < count; i++) { /* the waits ran hooks and finalizers, which may have closed one */
+  for (int32_t i = 0; i < count; i++) { /* hooks and finalizers ran during the waits and may have closed a tensor */
     lua_rawgeti(L, 3, 2 * i + 2);
     tensors[i] = nib_lua_tensor(L, "save", names[i], -1);
     lua_pop(L, 1);
@@ -142,7 +142,7 @@ static int save(lua_State *L) {
   return 1;
 }
 
-/* ---- Files of a script's own ----------------------------------------------------------------------------------- */
+/* ---- Text files ------------------------------------------------------------------------------------------------ */
 
 struct writer {
   nib_writer *handle; /* NULL: closed */
@@ -176,7 +176,7 @@ static int writer_close(lua_State *L) {
   return 1;
 }
 
-/* A writer that an error has left behind may hold half of a text. */
+/* __close: after an error the text may be incomplete, so the file is dropped. */
 static int writer_leave(lua_State *L) {
   nib_status status = end_writer(L, lua_isnil(L, 2));
   return status == NIB_OK ? 0 : nib_lua_raise(L, "writer:close", status);

@@ -9,16 +9,16 @@ static nib_graph *check_graph(lua_State *L, const char *operation) {
 
 /* ---- Capture --------------------------------------------------------------------------------------------------- */
 
-/* Calls the function at index 1, once the observers know of the capture. */
+/* Calls the function at index 1. Tells the observers of the capture first. */
 static int call_captured(lua_State *L) {
   NIB_LUA_OBSERVED(L);
   lua_call(L, 0, 0);
   return 0;
 }
 
-/* Captures what the function on the top of the stack does on the stream at an index, and pops it. The capture ends
- * whatever happens: from its begin to its end errors are caught, an observer's and Lua's own included. `object` takes
- * the graph, or is updated when it has one; returns whether that was possible in place. */
+/* Captures the work that the function on top of the stack queues on the stream at an index, and pops the function. The
+ * capture ends also when the function, an observer or Lua raises an error. Puts the graph into `object`, or updates the
+ * graph that it has; returns whether it was updated in place. */
 static bool capture(lua_State *L, const char *operation, int stream_index, nib_capture_mode mode,
                     nib_lua_object *object) {
   nib_stream *stream = ((nib_lua_object *)lua_touserdata(L, stream_index))->stream;
@@ -36,14 +36,14 @@ static bool capture(lua_State *L, const char *operation, int stream_index, nib_c
   if (status != NIB_OK) nib_lua_raise(L, operation, status);
   if (nib_lua_call_in_scope(L, &scope, 1, 0) != LUA_OK) {
     nib_capture_abort(stream);
-    lua_error(L); /* the observers hear of it later: the script's error goes first */
+    lua_error(L); /* observers are told later, so that none of their errors hides the script's */
   }
   if (is_update && !nib_lua_is_open(object)) {
     nib_capture_abort(stream);
-    nib_lua_expected(L, operation, "self", 1, "a graph that stays open during its update");
+    nib_lua_expected(L, operation, "self", 1, "a graph that is not closed during its update");
   }
   status = nib_capture_end(stream, &object->graph, &in_place);
-  if (status != NIB_OK) nib_lua_push_message(L, operation, status); /* an observer's calls could change it */
+  if (status != NIB_OK) nib_lua_push_message(L, operation, status); /* before an observer's calls replace it */
   NIB_LUA_OBSERVED(L);
   if (status != NIB_OK) luaL_error(L, "%s", lua_tostring(L, -1));
   return in_place;
@@ -91,7 +91,7 @@ static int graph_update(lua_State *L) {
   lua_settop(L, 2);
   lua_getiuservalue(L, 1, 1);
   const nib_lua_object *stream = nib_lua_test(L, 3, NIB_LUA_STREAM);
-  if (!stream || !nib_lua_is_open(stream)) { /* any other does as well */
+  if (!stream || !nib_lua_is_open(stream)) { /* the capture's stream is closed: capture on a new one */
     lua_settop(L, 2);
     nib_lua_current_stream(L, "graph:update", nib_graph_device(graph));
     nib_lua_push_current_stream(L, nib_graph_device(graph));
@@ -132,7 +132,7 @@ static int graph_dot(lua_State *L) {
   bool driver = nib_lua_boolean_option(L, "graph:dot", 2, "driver", false);
   if (driver && nib_lua_get_state(L)->limits.no_addresses)
     return nib_lua_argument_error(L, "graph:dot", "driver",
-                                  "false (the driver's text has addresses, a sandbox shows none), got true");
+                                  "false in a sandbox (the driver's text contains addresses), got true");
   nib_status (*dot)(nib_graph *, char *, size_t, size_t *) = driver ? nib_graph_driver_dot : nib_graph_dot;
   size_t needed = 0;
   NIB_LUA_DO(L, "graph:dot", dot(graph, NULL, 0, &needed));

@@ -1,4 +1,4 @@
-/* Kernels of the user's own: nibble.compile, nibble.module, modules and kernels. */
+/* User kernels: nibble.compile, nibble.module, modules and kernels. */
 #include <string.h>
 
 #include "args.h"
@@ -10,7 +10,7 @@ static void push_kernel(lua_State *L, const char *operation, nib_module *module,
   NIB_LUA_DO(L, operation, nib_module_kernel(module, name, &object->kernel));
 }
 
-/* nil and the message for a device without user kernels or a machine without the compiler; an error for all else. */
+/* Pushes nil and the message if the device has no user kernels or there is no compiler. */
 static bool absent(lua_State *L, const char *operation, nib_status status) {
   if (status != NIB_UNAVAILABLE) return false;
   lua_pushnil(L);
@@ -74,7 +74,7 @@ static int module_kernel(lua_State *L) {
 
 /* ---- Kernels --------------------------------------------------------------------------------------------------- */
 
-/* A size of the grid or the block: an integer or a list of one to three. */
+/* The extent of the grid or the block: an integer or a list of one to three. */
 static void read_extent(lua_State *L, const char *parameter, int index, uint32_t out[3]) {
   int64_t sizes[NIB_MAX_NDIM];
   int32_t count = 1;
@@ -85,7 +85,7 @@ static void read_extent(lua_State *L, const char *parameter, int index, uint32_t
   for (int i = 0; i < 3; i++) {
     int64_t size = i < count ? sizes[i] : 1;
     if (size < 1 || size > UINT32_MAX)
-      nib_lua_argument_error(L, "kernel:launch", parameter, "sizes >= 1 and below 2^32, got %I", (LUAI_UACINT)size);
+      nib_lua_argument_error(L, "kernel:launch", parameter, "sizes from 1 to 4294967295, got %I", (LUAI_UACINT)size);
     out[i] = (uint32_t)size;
   }
 }
@@ -98,7 +98,7 @@ typedef union value {
   unsigned char bytes[8];
 } value;
 
-/* One argument: a tensor, a number whose type follows from the parameter's size, or {dtype, number}. */
+/* Reads an argument: a tensor, {dtype, number}, or a number whose type follows from the parameter's size. */
 static nib_argument read_argument(lua_State *L, const nib_user_kernel *kernel, int32_t position, int index,
                                   value *storage) {
   nib_argument argument = { .value = storage };
@@ -132,7 +132,7 @@ static nib_argument read_argument(lua_State *L, const nib_user_kernel *kernel, i
   }
   if (dtype == NIB_DTYPE_NONE)
     nib_lua_argument_error(L, "kernel:launch", "args",
-                           "{dtype, number} for parameter %d, whose size alone does not tell a type, got %s",
+                           "{dtype, number} for parameter %d (no type follows from its size), got %s",
                            (int)position + 1, nib_lua_describe(L, index));
   if (!nib_element_from_number(dtype, nib_lua_element(L, "kernel:launch", "args", index, dtype), storage))
     nib_lua_expected(L, "kernel:launch", "args", index, "a value of %s", nib_dtype_name(dtype));
@@ -163,7 +163,7 @@ static int kernel_launch(lua_State *L) {
   value values[NIB_MAX_ARGUMENTS];
   memset(values, 0, sizeof values);
   for (int32_t i = 0; i < (int32_t)count; i++) {
-    lua_rawgeti(L, 4, i + 1); /* stays on the stack, where the collector sees it */
+    lua_rawgeti(L, 4, i + 1); /* stays on the stack, so that it is not collected */
     arguments[i] = read_argument(L, kernel, i, lua_gettop(L), &values[i]);
   }
   desc.arguments = arguments;

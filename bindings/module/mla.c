@@ -1,4 +1,4 @@
-/* nibble.mla: DeepSeek-V4's caches; and nibble.rope_table, which they read. */
+/* nibble.mla: the caches of DeepSeek-V4, and nibble.rope_table. */
 #include "args.h"
 
 #define ROPE_INSERT    "mla.cake_dsv4_nvfp4_rope_quantize_insert"
@@ -45,7 +45,7 @@ static int kv_rope_insert(lua_State *L) {
   };
   nib_lua_options(L, KV_ROPE_INSERT, 6, allowed);
   desc.compress_ratio = nib_lua_integer_option(L, KV_ROPE_INSERT, 6, "compress_ratio", 1);
-  if (desc.compress_ratio == 0) /* the runtime's default */
+  if (desc.compress_ratio == 0) /* the runtime would take 0 as its default */
     return nib_lua_argument_error(L, KV_ROPE_INSERT, "compress_ratio", "1 or 2, got 0");
   nib_stream *stream = nib_lua_current_stream(L, KV_ROPE_INSERT, nib_tensor_device(desc.kv));
   NIB_LUA_DO(L, KV_ROPE_INSERT, nib_rope_insert(stream, &desc, NULL));

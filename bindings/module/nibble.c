@@ -1,4 +1,4 @@
-/* The Lua module `nibble`: its runtime, errors, memory, waits, and the functions about devices. */
+/* The Lua module `nibble`: opening and closing, errors, memory, waits, and the functions about devices. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <string.h>
@@ -8,7 +8,7 @@
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------- */
 
-/* What follows the operation's name in `operation: parameter: expected ...`; the whole if there is no such name. */
+/* The message without the `operation: ` at its beginning, if it has one. */
 static const char *after_operation(const char *message) {
   const char *colon = strstr(message, ": "), *space = strchr(message, ' ');
   return colon && space == colon + 1 ? colon + 2 : message;
@@ -18,10 +18,10 @@ const char *nib_lua_push_message(lua_State *L, const char *operation, nib_status
   const nib_lua_state *state = nib_lua_get_state(L);
   const char *message = state->runtime ? nib_error(state->runtime) : "";
   if (!*message) message = nib_status_text(status);
-  /* What an earlier operation did, and what is no fault of any operation, keep the runtime's words. */
+  /* These messages name the operation at fault, or none; it is not the one that was called now. */
   if (status == NIB_FAULT || status == NIB_STREAM || status == NIB_LOST || status == NIB_FORKED)
     return lua_pushstring(L, message);
-  /* The runtime knows neither what the operation was called for nor that a method's tensor is its `self`. */
+  /* The runtime does not know an operation's Lua name, nor that a method's tensor is `self`. */
   const char *text = after_operation(message), *self = "";
   if (strchr(operation, ':'))
     for (const char *const *name = (const char *const[]){ "tensor: ", "destination: ", "stream: ", NULL }; *name;
@@ -32,28 +32,28 @@ const char *nib_lua_push_message(lua_State *L, const char *operation, nib_status
 
 int nib_lua_raise(lua_State *L, const char *operation, nib_status status) {
   const nib_lua_state *state = nib_lua_get_state(L);
-  if (status == NIB_TIMEOUT && state->limits.check) state->limits.check(L); /* the deadline was the sandbox's */
+  if (status == NIB_TIMEOUT && state->limits.check) state->limits.check(L); /* the sandbox's deadline passed */
   luaL_checkstack(L, 4, NULL);
   return luaL_error(L, "%s", nib_lua_push_message(L, operation, status));
 }
 
 nib_runtime *nib_lua_runtime(lua_State *L, const char *operation) {
   nib_runtime *runtime = nib_lua_get_state(L)->runtime;
-  if (!runtime) nib_lua_argument_error(L, operation, "runtime", "an open Lua state, got one that is being closed");
+  if (!runtime) luaL_error(L, "%s: the Lua state is being closed", operation);
   return runtime;
 }
 
 void nib_lua_refuse_capture(lua_State *L, const char *operation, const nib_device *device) {
   if (nib_device_is_capturing(device))
-    nib_lua_argument_error(L, operation, "device",
-                           "no capture in progress, got %s capturing (values and waits come after it)",
-                           nib_device_get_info(device)->name);
+    luaL_error(L, "%s: not allowed while a stream of %s captures; read values and wait after the capture", operation,
+               nib_device_get_info(device)->name);
 }
 
 /* ---- Memory and waits ------------------------------------------------------------------------------------------ */
 
-#define MOST_STREAMS     64                   /* that are worth a full collection, too */
-#define LEAST_COLLECTION ((uint64_t)64 << 20) /* bytes of new tensors that are worth a full collection */
+/* New streams, and bytes of new tensors, that are worth a full collection. */
+#define MOST_STREAMS     64
+#define LEAST_COLLECTION ((uint64_t)64 << 20)
 
 void nib_lua_collect(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
@@ -68,13 +68,13 @@ void nib_lua_collect(lua_State *L) {
   }
 }
 
-/* Lua sees a few bytes of userdata. So a full collection runs when new tensors have doubled the memory of those that
- * were alive after the last one, like the collector's own default for what it sees. */
+/* Lua's collector sees only the few bytes of a userdata. So a full collection runs when new tensors have doubled the
+ * memory in use after the last one, which is the collector's own default. */
 void nib_lua_account(lua_State *L, const nib_tensor *tensor) {
   nib_lua_state *state = nib_lua_get_state(L);
   state->fresh_bytes += (uint64_t)nib_tensor_numel(tensor) * nib_dtype_bytes(nib_tensor_dtype(tensor));
   if (state->fresh_bytes <= LEAST_COLLECTION || state->fresh_bytes <= state->kept_bytes) return;
-  /* Not while a finalizer runs, and not when the script has stopped the collector. */
+  /* Not running: a finalizer runs, or the script has stopped the collector. */
   if (lua_gc(L, LUA_GCISRUNNING) == 1) nib_lua_collect(L);
 }
 
@@ -138,14 +138,14 @@ static int devices(lua_State *L) {
   return 1;
 }
 
-/* The device, or NULL with the reason pushed. */
+/* The device; or pushes the reason and returns NULL. */
 static nib_device *find_device(lua_State *L, const char *operation, const char *name) {
   nib_runtime *runtime = nib_lua_runtime(L, operation);
   nib_device *device = NULL;
   nib_status status = nib_device_find(runtime, name, &device);
   if (status == NIB_OK) return device;
   if (status != NIB_UNAVAILABLE) nib_lua_raise(L, operation, status);
-  for (int32_t i = 0; i < nib_device_count(runtime); i++) { /* the same words as `devices` has */
+  for (int32_t i = 0; i < nib_device_count(runtime); i++) { /* the reason that `devices` gives */
     const nib_device_info *info = nib_device_get_info(nib_device_at(runtime, i));
     if (strcmp(info->name, name) == 0 && info->reason) {
       lua_pushstring(L, info->reason);
@@ -200,7 +200,7 @@ static int synchronize_device(lua_State *L, const char *operation) {
 static int synchronize(lua_State *L) { return synchronize_device(L, "synchronize"); }
 static int check_faults(lua_State *L) { return synchronize_device(L, "check_faults"); }
 
-/* What runs inside a range: a function and its arguments. */
+/* Calls the function at index 1 with the arguments after it. */
 static int call_in_range(lua_State *L) {
   NIB_LUA_OBSERVED(L);
   lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);
@@ -253,7 +253,7 @@ static void *allocate(void *user, void *pointer, size_t old_size, size_t new_siz
   return nib_lua_blocks_allocate(&state->blocks, pointer, old_size, new_size);
 }
 
-/* The state is the oldest object, so that this runs after the finalizers of all others. */
+/* Runs after the finalizers of all other objects, since the state is the oldest object. */
 static int close_state(lua_State *L) {
   nib_lua_state *state = nib_lua_get_state(L);
   nib_runtime *runtime = state->runtime;
@@ -284,7 +284,7 @@ static void open_runtime(lua_State *L, nib_lua_state *state, nib_runtime *shared
   else status = nib_runtime_create(&config, &state->runtime);
   if (why) *why = status;
   if (status != NIB_OK)
-    luaL_error(L, "nibble: runtime: expected %s, got: %s", shared ? "an open one" : "to create one",
+    luaL_error(L, "nibble: cannot %s: %s", shared ? "use the host's runtime" : "create a runtime",
                nib_status_text(status));
   if (shared) state->runtime = shared;
 }
@@ -296,7 +296,7 @@ int nib_lua_open_module(lua_State *L, nib_runtime *shared, nib_status *why) {
   if (lua_getfield(L, LUA_REGISTRYINDEX, "nibble.state") == LUA_TUSERDATA) {
     const nib_lua_state *opened = lua_touserdata(L, -1);
     if (shared && opened->runtime != shared)
-      return luaL_error(L, "nibble: runtime: expected the one that this Lua state has already, got another");
+      return luaL_error(L, "nibble: the module is already open in this Lua state with another runtime");
     lua_getiuservalue(L, -1, NIB_LUA_MODULE);
     return 1;
   }

@@ -1,4 +1,4 @@
-/* What all classes of userdata have in common: metatables, checking, closing, equality. */
+/* What all classes of userdata share: metatables, checks, closing, equality. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@ const char *const nib_lua_class_names[NIB_LUA_CLASS_COUNT] = {
 
 nib_lua_object *nib_lua_test(lua_State *L, int index, nib_lua_class class) {
   if (lua_type(L, index) != LUA_TUSERDATA || !lua_getmetatable(L, index)) return NULL;
-  const void *metatable = lua_topointer(L, -1); /* compared by identity: cheaper than a look-up by name */
+  const void *metatable = lua_topointer(L, -1); /* comparing pointers is cheaper than luaL_testudata's look-up */
   lua_pop(L, 1);
   return metatable == nib_lua_get_state(L)->metatables[class] ? lua_touserdata(L, index) : NULL;
 }
@@ -28,18 +28,17 @@ nib_lua_object *nib_lua_check(lua_State *L, const char *operation, const char *p
   return object;
 }
 
-/* Refuses one more object than a sandbox allows; those that nobody holds any longer do not count. */
+/* Refuses more objects than a sandbox allows. Collects first, so that unreachable ones do not count. */
 static void count(lua_State *L, nib_lua_state *state, nib_lua_class class) {
   int32_t most = state->limits.most[class];
   if (state->count[class] >= most) nib_lua_collect(L);
   if (state->count[class] >= most)
-    nib_lua_argument_error(L, nib_lua_class_names[class], "count",
-                           "at most %d at a time (the script's limit), got one more", (int)most);
+    luaL_error(L, "%s: the script may have at most %d of them at a time", nib_lua_class_names[class], (int)most);
   state->count[class]++;
 }
 
 nib_lua_object *nib_lua_push_uncounted(lua_State *L, nib_lua_class class) {
-  /* A graph remembers the stream that it was captured on. */
+  /* A graph's user value is the stream that it was captured on. */
   nib_lua_object *object = lua_newuserdatauv(L, sizeof *object, class == NIB_LUA_GRAPH ? 1 : 0);
   *object = (nib_lua_object){ .class = class };
   lua_getiuservalue(L, lua_upvalueindex(1), 1 + (int)class);
@@ -79,19 +78,18 @@ static void release(nib_lua_state *state, nib_lua_object *object) {
   }
 }
 
-/* What a finalizer or a hook closes may be an argument of the C function that it has interrupted: the collector
- * releases that. (Lua answers -1 for the memory in use while a finalizer runs.) */
+/* A finalizer or a hook may close an object that the C function which it interrupted still uses. Such an object is only
+ * marked; the collector releases it. (LUA_GCCOUNT is -1 while a finalizer runs.) */
 static void close_object(lua_State *L, nib_lua_object *object) {
   nib_lua_state *state = nib_lua_get_state(L);
   if (!nib_lua_is_open(object)) return;
   if (object->class == NIB_LUA_STREAM) {
     if (is_default_stream(object))
-      nib_lua_argument_error(L, "stream:close", "self", "a stream of your own, got the default stream of %s",
-                             nib_device_get_info(nib_stream_device(object->stream))->name);
+      luaL_error(L, "stream:close: the default stream of %s cannot be closed",
+                 nib_device_get_info(nib_stream_device(object->stream))->name);
     for (const nib_lua_scope *scope = state->scope; scope; scope = scope->outer)
       if (scope->stream == object)
-        nib_lua_argument_error(L, "stream:close", "self",
-                               "a stream whose scopes have ended, got the stream of a running scope");
+        luaL_error(L, "stream:close: the stream is current in a running scope or capture; close it afterwards");
   }
   if (state->busy || lua_gc(L, LUA_GCCOUNT) < 0) {
     object->closed = true;
@@ -105,11 +103,11 @@ static void close_object(lua_State *L, nib_lua_object *object) {
 
 static nib_lua_class own_class(lua_State *L) { return (nib_lua_class)lua_tointeger(L, lua_upvalueindex(3)); }
 
-/* The object that a metamethod is called for, open or not. */
+/* The object that a metamethod was called for, open or closed. */
 static nib_lua_object *own_object(lua_State *L, const char *metamethod) {
   nib_lua_class class = own_class(L);
   nib_lua_object *object = nib_lua_test(L, 1, class);
-  char operation[32]; /* not on the stack, where it could become the missing argument */
+  char operation[32]; /* not on the Lua stack, where it would become argument 1 if that is missing */
   snprintf(operation, sizeof operation, "%s:%s", nib_lua_class_names[class], metamethod);
   if (!object) not_open(L, operation, "self", 1, class);
   return object;
@@ -126,7 +124,7 @@ static int object_gc(lua_State *L) {
   if (object->class == NIB_LUA_STREAM && object->handle && state->runtime && is_default_stream(object)) return 0;
   state->collecting = true;
   if (state->runtime) release(state, object);
-  else object->handle = NULL; /* the state has given back everything */
+  else object->handle = NULL; /* closing the state released everything */
   state->collecting = false;
   return 0;
 }
@@ -208,7 +206,7 @@ static int object_newindex(lua_State *L) {
   const char *name = nib_lua_class_names[own_class(L)];
   const nib_lua_object *object = own_object(L, "newindex");
   if (!nib_lua_is_open(object)) return not_open(L, lua_pushfstring(L, "%s:newindex", name), "self", 1, own_class(L));
-  return nib_lua_expected(L, name, "field", 2, "no assignment (the fields of %ss cannot be written)", name);
+  return nib_lua_expected(L, name, "field", 2, "no assignment (the fields of a %s are read-only)", name);
 }
 
 static const luaL_Reg metamethods_of_all[] = {

@@ -1,7 +1,8 @@
-/* nibble.observe, nibble.peek, nibble.check: the runtime's observer for Lua functions.
+/* nibble.observe, nibble.peek, nibble.check.
  *
- * The runtime calls its observer in the middle of its functions, where no Lua code may run. So what it tells is copied
- * into a list, and told to Lua where a C function of the module could raise an error anyway (NIB_LUA_OBSERVED). */
+ * The runtime calls its observer in the middle of its functions, where no Lua code may run. So observations are copied
+ * into a list. The Lua observers are called later, where a C function of the module may raise an error
+ * (NIB_LUA_OBSERVED). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,13 +22,13 @@ struct nib_lua_observation {
   struct nib_lua_observation *next;
   uint64_t number;
   bool collected;
-  nib_observation seen; /* its arrays and `kernel` lie behind: accesses as `struct access` */
+  nib_observation seen; /* its arrays and strings are copied behind this struct */
   const struct access *accesses;
 };
 
 /* ---- From the runtime ------------------------------------------------------------------------------------------ */
 
-/* The next `bytes` of a block, aligned for everything. */
+/* The next `bytes` of a block, aligned for any type. */
 static void *cut(char **block, size_t bytes) {
   void *result = *block;
   *block += (bytes + 15) & ~(size_t)15;
@@ -37,7 +38,7 @@ static void *cut(char **block, size_t bytes) {
 static void keep(void *user, const nib_observation *seen) {
   nib_lua_state *state = user;
   if (state->telling && !state->collecting)
-    return; /* an observer's own work; what the collector ends may be the script's */
+    return; /* an observer's own work is not observed, but objects that the collector releases may be the script's */
   size_t accesses = (size_t)seen->access_count * sizeof(struct access),
          deps = (size_t)seen->dep_count * sizeof *seen->deps;
   size_t attributes = (size_t)seen->attribute_count * sizeof *seen->attributes;
@@ -57,7 +58,7 @@ static void keep(void *user, const nib_observation *seen) {
   for (int32_t i = 0; i < seen->access_count; i++) {
     const nib_tensor *tensor = seen->accesses[i].tensor;
     if (!tensor) continue;
-    memset(access, 0, sizeof *access); /* they are compared as bytes */
+    memset(access, 0, sizeof *access); /* push_access compares with memcmp */
     access->storage = nib_tensor_storage(tensor);
     access->offset_bytes = nib_tensor_offset_bytes(tensor);
     access->dtype = nib_tensor_dtype(tensor);
@@ -110,28 +111,28 @@ static bool is_own_module(lua_State *L, const char *source) {
 
 enum { MOST_CALLERS = 4, KNOWN_ACCESSES = 512, KNOWN_PLACES = 128 };
 
-/* What was told last: the same lines use the same views again and again. A slot's number is the hash of what is in it;
- * its Lua values are in the user value, a table. */
+/* A cache of the Lua values of accesses and places, since a script's lines use the same views again and again. Entries
+ * are found by hash; their Lua values are in a table, the user value. */
 struct known {
-  struct access accesses[KNOWN_ACCESSES]; /* [k]'s table is at k + 1 */
+  struct access accesses[KNOWN_ACCESSES]; /* the table of [k] is at index k + 1 */
   struct {
     int count;
     struct {
       const char *source;
       int line;
     } frames[MOST_CALLERS + 1];
-  } places[KNOWN_PLACES]; /* [k]'s strings are at -1 - 3 * k and below: the sources, one behind the other, where,
-                             callers */
+  } places[KNOWN_PLACES]; /* the strings of [k] are at index -1 - 3 * k and the two below: all sources, where, callers
+                           */
 };
 
-/* Pushes the table of what is known, and returns the rest. */
+/* Pushes the cache's table and returns the cache. */
 static struct known *push_known(lua_State *L) {
   if (lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_KNOWN) != LUA_TUSERDATA) {
     lua_pop(L, 1);
     memset(lua_newuserdatauv(L, sizeof(struct known), 1), 0, sizeof(struct known));
     lua_createtable(L, KNOWN_ACCESSES, 0);
     lua_pushvalue(L, -2);
-    lua_rawseti(L, -2, 0); /* who has the table keeps the rest: a finalizer may take the last observer away meanwhile */
+    lua_rawseti(L, -2, 0); /* the table keeps the cache alive if a finalizer removes the last observer meanwhile */
     lua_setiuservalue(L, -2, 1);
     lua_pushvalue(L, -1);
     lua_setiuservalue(L, lua_upvalueindex(1), NIB_LUA_KNOWN);
@@ -147,9 +148,8 @@ static uint64_t mixed(uint64_t hash, uint64_t value) {
   return hash ^ hash >> 32;
 }
 
-/* Pushes "FILE:LINE" of the innermost running Lua function that is not in one of nibble's own modules, and the places
- * that it was called from, innermost first, with " < " between them; nil where there is none. `known` is at index
- * `table`. */
+/* Pushes "FILE:LINE" of the innermost running Lua function outside nibble's own modules, and the places that it was
+ * called from, innermost first, separated by " < "; nil if there is none. The cache's table is at index `table`. */
 static void push_places(lua_State *L, struct known *known, int table) {
   lua_Debug frames[MOST_CALLERS + 1];
   int count = 0;
@@ -170,7 +170,7 @@ static void push_places(lua_State *L, struct known *known, int table) {
   size_t left = 0;
   lua_rawgeti(L, table, first);
   const char *sources = lua_tolstring(L, -1, &left);
-  for (int i = 0; same && i < count; i++) { /* a source that is gone may have left its address to another */
+  for (int i = 0; same && i < count; i++) { /* a new source may have the address of one that was freed */
     size_t length = frames[i].srclen;
     same = known->places[slot].frames[i].source == frames[i].source &&
            known->places[slot].frames[i].line == frames[i].currentline && length <= left &&
@@ -190,8 +190,7 @@ static void push_places(lua_State *L, struct known *known, int table) {
     }
     if (count > 1) lua_concat(L, count - 1);
     if (count == 1) lua_pushnil(L);
-    known->places[slot].count =
-      0; /* until all is there; from here on no finalizer runs, which could ask for a place, too */
+    known->places[slot].count = 0; /* empty until all is stored: lua_rawseti can raise an error */
     for (int i = 2; i >= 0; i--) lua_rawseti(L, table, first - i);
     for (int i = 0; i < count; i++) {
       known->places[slot].frames[i].source = frames[i].source;
@@ -235,7 +234,7 @@ static void push_access(lua_State *L, const struct access *access, struct known 
   for (int32_t i = 0; i < access->ndim; i++)
     hash = mixed(mixed(hash, (uint64_t)access->shape[i]), (uint64_t)access->stride[i]);
   int slot = (int)(hash % KNOWN_ACCESSES);
-  if (memcmp(&known->accesses[slot], access, sizeof *access) == 0) { /* no storage has the number 0 */
+  if (memcmp(&known->accesses[slot], access, sizeof *access) == 0) { /* never an empty entry: storages count from 1 */
     lua_rawgeti(L, table, slot + 1);
     return;
   }
@@ -256,7 +255,7 @@ static void push_access(lua_State *L, const struct access *access, struct known 
   known->accesses[slot] = *access;
 }
 
-/* `known` is at index `table`. */
+/* The cache's table is at index `table`. */
 static void push_observation(lua_State *L, const struct nib_lua_observation *kept, struct known *known, int table) {
   const nib_observation *seen = &kept->seen;
   lua_createtable(L, 0, 16);
@@ -316,7 +315,7 @@ static void push_observation(lua_State *L, const struct nib_lua_observation *kep
   lua_setfield(L, -2, "attributes");
 }
 
-/* Tells all observers of one observation (a light userdata). */
+/* Calls all observers with one observation (a light userdata). */
 static int tell(lua_State *L) {
   const struct nib_lua_observation *kept = lua_touserdata(L, 1);
   lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_OBSERVERS);
@@ -324,7 +323,7 @@ static int tell(lua_State *L) {
   push_observation(L, kept, known, 3);
   for (lua_Integer i = 1; lua_rawgeti(L, 2, i) != LUA_TNIL; i += 3) {
     lua_rawgeti(L, 2, i + 2);
-    bool concerned = (uint64_t)lua_tointeger(L, -1) < kept->number; /* not what was done before it came */
+    bool concerned = (uint64_t)lua_tointeger(L, -1) < kept->number; /* the observer was there when it happened */
     lua_pop(L, 2);
     if (!concerned) continue;
     lua_rawgeti(L, 2, i + 1);
@@ -345,11 +344,11 @@ void nib_lua_tell(lua_State *L) {
     lua_pushcclosure(L, tell, 1);
     lua_pushlightuserdata(L, first);
     state->telling = true;
-    state->busy++; /* observers must not close what the function that runs still uses */
+    state->busy++; /* observers must not release objects that the running function uses */
     status = lua_pcall(L, 1, 0, 0);
     state->busy--;
     state->telling = false;
-    if (state->observed != first) continue; /* the last observer has gone, and all observations with it */
+    if (state->observed != first) continue; /* the last observer was removed, and the list freed */
     state->observed = first->next;
     if (!state->observed) state->observed_last = NULL;
     free(first);
@@ -357,7 +356,7 @@ void nib_lua_tell(lua_State *L) {
   if (status != LUA_OK) lua_error(L);
   if (!state->observations_lost) return;
   state->observations_lost = false;
-  luaL_error(L, "observe: memory: expected room for an observation, got none (some are lost)");
+  luaL_error(L, "observe: out of memory; some observations are lost");
 }
 
 /* ---- The functions --------------------------------------------------------------------------------------------- */
@@ -409,7 +408,8 @@ int nib_lua_peek(lua_State *L) {
   nib_runtime *runtime = nib_lua_runtime(L, "peek");
   int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
   lua_settop(L, 1);
-  if (lua_type(L, 1) != LUA_TTABLE) nib_lua_expected(L, "peek", "access", 1, "a table, as observations have them");
+  if (lua_type(L, 1) != LUA_TTABLE)
+    nib_lua_expected(L, "peek", "access", 1, "a table with storage, offset, dtype, shape and stride");
   nib_lua_plain_table(L, "peek", "access", 1);
   int64_t storage = field(L, "storage"), offset = field(L, "offset");
   lua_getfield(L, 1, "dtype");
@@ -418,9 +418,9 @@ int nib_lua_peek(lua_State *L) {
   lua_getfield(L, 1, "stride");
   int32_t ndim = nib_lua_integer_list(L, "peek", "shape", 3, shape);
   if (nib_lua_integer_list(L, "peek", "stride", 4, stride) != ndim)
-    nib_lua_expected(L, "peek", "stride", 4, "as many strides as sizes");
+    nib_lua_expected(L, "peek", "stride", 4, "a stride for each size");
   uint64_t bytes = nib_dtype_bytes(dtype);
-  for (int32_t i = 0; i < ndim; i++) { /* a size that is nonsense stays nonsense, for the runtime to refuse */
+  for (int32_t i = 0; i < ndim; i++) { /* the runtime refuses sizes that are negative or too large */
     if (shape[i] < 0 || (shape[i] > 0 && bytes > ((uint64_t)1 << 40) / (uint64_t)shape[i])) bytes = SIZE_MAX;
     if (bytes != SIZE_MAX) bytes *= (uint64_t)shape[i];
   }
@@ -448,7 +448,7 @@ int nib_lua_call_module(lua_State *L, const char *module, const char *name) {
   return lua_gettop(L);
 }
 
-/* The script's place, for the checker: where and callers, as observations have them. */
+/* Lua: () -> where, callers. The script's place, as in observations; for the checker. */
 static int place(lua_State *L) {
   struct known *known = push_known(L);
   push_places(L, known, lua_gettop(L));
@@ -464,6 +464,6 @@ int nib_lua_check_mode(lua_State *L) {
 }
 
 int nib_lua_check_reports(lua_State *L) {
-  NIB_LUA_OBSERVED(L); /* what an error has kept from being told */
+  NIB_LUA_OBSERVED(L); /* observations that an error has kept back */
   return nib_lua_call_module(L, "nibble.checker", "reports");
 }

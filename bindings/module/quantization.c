@@ -1,4 +1,4 @@
-/* nibble.quantization: operations between caches and plain tensors. */
+/* nibble.quantization: operations that quantize and dequantize caches. */
 #include "args.h"
 
 #define MATERIALIZE "quantization.nvfp4_kv_materialize_fp8"
@@ -30,7 +30,7 @@ static int materialize(lua_State *L) {
   nib_lua_object *cache = nib_lua_push(L, NIB_LUA_TENSOR), *tables = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, MATERIALIZE, nib_materialize(stream, &desc, &cache->tensor, &tables->tensor));
   nib_lua_account(L, tables->tensor);
-  if (desc.out) { /* the caller's own object instead of another one on the same view */
+  if (desc.out) { /* return the caller's own object, not another one for the same view */
     nib_tensor_release(cache->tensor);
     cache->tensor = NULL;
     lua_pushvalue(L, out_index);
@@ -66,7 +66,7 @@ static int swizzle_v_scales(lua_State *L) {
   static const char *const allowed[] = { "kv_layout", "inverse", "out", NULL };
   lua_settop(L, 3);
   nib_tensor *v_sf = nib_lua_tensor(L, SWIZZLE, "v_sf", 1);
-  if (lua_type(L, 2) == LUA_TTABLE) { /* the layout as a keyword, too */
+  if (lua_type(L, 2) == LUA_TTABLE) { /* the layout is among the options */
     nib_lua_options(L, SWIZZLE, 2, allowed);
     lua_pushvalue(L, 2);
     lua_replace(L, 3);

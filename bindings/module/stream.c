@@ -12,8 +12,8 @@ static const nib_lua_scope *find_scope(const nib_lua_state *state, const nib_dev
 nib_stream *nib_lua_current_stream(lua_State *L, const char *operation, nib_device *device) {
   const nib_lua_scope *scope = find_scope(nib_lua_get_state(L), device);
   if (!scope) return nib_device_default_stream(device);
-  if (!nib_lua_is_open(scope->stream)) /* only its finalizer, called by hand, does that */
-    nib_lua_argument_error(L, operation, "stream", "an open current stream, got a closed stream");
+  if (!nib_lua_is_open(scope->stream)) /* a script called its __gc */
+    luaL_error(L, "%s: the current stream is closed", operation);
   return scope->stream->stream;
 }
 
@@ -46,7 +46,7 @@ void nib_lua_prepare_scope(lua_State *L, int stream_index, nib_lua_scope *scope)
 int nib_lua_call_in_scope(lua_State *L, nib_lua_scope *scope, int arguments, int results) {
   nib_lua_state *state = nib_lua_get_state(L);
   state->scope = scope;
-  int status = lua_pcall(L, arguments, results, 0); /* yields are errors across it */
+  int status = lua_pcall(L, arguments, results, 0); /* which makes a yield inside an error */
   state->scope = scope->outer;
   if (lua_checkstack(L, 2)) { /* otherwise the stream stays referenced until the next scope */
     lua_getiuservalue(L, lua_upvalueindex(1), NIB_LUA_SCOPES);
@@ -77,8 +77,8 @@ int nib_lua_new_stream(lua_State *L) {
        has_priority = nib_lua_push_option(L, 1, "priority") != LUA_TNIL;
   int64_t handle = nib_lua_integer_option(L, "stream", 1, "handle", 0);
   if (wraps && nib_lua_get_state(L)->limits.no_addresses)
-    return nib_lua_argument_error(L, "stream", "handle", "none (a sandbox takes no addresses), got one");
-  if (wraps && has_priority) return nib_lua_expected(L, "stream", "priority", -1, "no priority beside a handle");
+    return nib_lua_argument_error(L, "stream", "handle", "none in a sandbox (it is an address), got one");
+  if (wraps && has_priority) return nib_lua_expected(L, "stream", "priority", -1, "no priority with a handle");
   nib_lua_object *object = nib_lua_push(L, NIB_LUA_STREAM);
   if (wraps) NIB_LUA_DO(L, "stream", nib_stream_wrap(device, (void *)(uintptr_t)handle, &object->stream));
   else NIB_LUA_DO(L, "stream", nib_stream_create(device, priority < 0 ? -1 : 0, &object->stream));
@@ -114,7 +114,7 @@ static int stream_wait(lua_State *L) {
   nib_event *event = nib_lua_check(L, "stream:wait", "event", 2, NIB_LUA_EVENT)->event;
   nib_device *own = nib_stream_device(stream), *other = nib_event_device(event),
              *cpu = nib_device_at(nib_device_runtime(own), 0);
-  if (own != other && (own == cpu || other == cpu)) { /* the host waits: so that Ctrl-C is heard */
+  if (own != other && (own == cpu || other == cpu)) { /* nib_stream_wait would block here, deaf to Ctrl-C */
     nib_lua_refuse_capture(L, "stream:wait", own);
     NIB_LUA_WAIT(L, "stream:wait", nib_event_synchronize(event, timeout_us));
   }

@@ -1,4 +1,4 @@
-/* Tensors: fields, views, copies, comparisons, files. Reading and writing elements is in tensor_data.c. */
+/* Tensors: fields, views, copies, comparisons, files. tensor_data.c reads and writes elements. */
 #include <string.h>
 
 #include "args.h"
@@ -39,7 +39,8 @@ static int tensor_index(lua_State *L) {
 
 static int tensor_len(lua_State *L) {
   const nib_tensor *tensor = check_self(L, "tensor:len");
-  if (nib_tensor_ndim(tensor) == 0) return nib_lua_expected(L, "tensor:len", "self", 1, "a tensor with dimensions");
+  if (nib_tensor_ndim(tensor) == 0)
+    return nib_lua_expected(L, "tensor:len", "self", 1, "a tensor of one or more dimensions");
   lua_pushinteger(L, nib_tensor_shape(tensor)[0]);
   return 1;
 }
@@ -202,8 +203,8 @@ static int tensor_to(lua_State *L) {
     nib_runtime *runtime = nib_lua_runtime(L, "tensor:to");
     nib_status status = nib_device_find(runtime, name, &device);
     if (status == NIB_UNAVAILABLE)
-      return nib_lua_argument_error(L, "tensor:to", "device_or_dtype",
-                                    "a dtype or an available device, got \"%s\" (%s)", name, nib_error(runtime));
+      return nib_lua_argument_error(L, "tensor:to", "device_or_dtype", "a dtype or an available device, got \"%s\": %s",
+                                    name, nib_error(runtime));
     if (status != NIB_OK) return nib_lua_raise(L, "tensor:to", status);
   }
   if (device != nib_tensor_device(self) || dtype != nib_tensor_dtype(self))
@@ -234,7 +235,7 @@ void nib_lua_wait_tensor(lua_State *L, const char *operation, nib_tensor *tensor
   NIB_LUA_WAIT(L, operation, nib_tensor_wait(tensor, timeout_us));
 }
 
-/* Both tensors of a comparison, with their values there. */
+/* The other tensor of a comparison. Waits for the values of both. */
 static nib_tensor *check_other(lua_State *L, const char *operation, nib_tensor *self) {
   nib_tensor *other = nib_lua_tensor(L, operation, "other", 2);
   nib_lua_wait_tensor(L, operation, self);

@@ -1,5 +1,5 @@
-/* Making tensors: empty, zeros, full, arange, randn, randint, randperm, from_bytes. (tensor_data.c has
- * nibble.tensor.) */
+/* Functions that create tensors: empty, zeros, full, arange, randn, randint, randperm, from_bytes. nibble.tensor is in
+ * tensor_data.c. */
 #include <math.h>
 #include <string.h>
 
@@ -19,14 +19,14 @@ nib_lua_object *nib_lua_create(lua_State *L, const char *operation, nib_device *
 static const char *const allowed[] = { "dtype", "device", "pinned", NULL };
 static const char *const allowed_random[] = { "dtype", "device", "pinned", "seed", NULL };
 
-/* Where a new tensor goes and what it is of. */
+/* Where a new tensor is, and its dtype. */
 struct make {
   nib_device *device;
   bool pinned;
   nib_dtype dtype;
 };
 
-/* The options at an index. */
+/* Reads the options at an index. */
 static struct make common_options(lua_State *L, const char *operation, int index, nib_dtype otherwise) {
   struct make make;
   nib_lua_options(L, operation, index, allowed);
@@ -41,7 +41,7 @@ static nib_lua_object *create(lua_State *L, const char *operation, struct make m
   return nib_lua_create(L, operation, make.device, make.pinned, make.dtype, ndim, shape);
 }
 
-/* Whether a table is one of options: it has a name in it, and no size. */
+/* Whether a table holds options and not a shape: it has names and no list. */
 static bool is_options(lua_State *L, int index) {
   if (lua_type(L, index) != LUA_TTABLE || lua_rawlen(L, index) > 0) return false;
   lua_pushnil(L);
@@ -51,7 +51,7 @@ static bool is_options(lua_State *L, int index) {
   return named;
 }
 
-/* A shape and options behind it. Returns the number of dimensions and the index of the options. */
+/* Reads a shape. Returns the number of dimensions; *options is the index of the options after it. */
 static int32_t shape_and_options(lua_State *L, const char *operation, int64_t *shape, int *options) {
   int last = lua_gettop(L);
   if (lua_type(L, 1) == LUA_TTABLE && !is_options(L, 1)) {
@@ -63,7 +63,7 @@ static int32_t shape_and_options(lua_State *L, const char *operation, int64_t *s
   return nib_lua_integers(L, operation, "shape", 1, last, shape);
 }
 
-/* A shape in one argument: an integer or a table. */
+/* Reads a shape in one argument: an integer or a table. */
 static int32_t shape_argument(lua_State *L, const char *operation, int index, int64_t *shape) {
   if (lua_type(L, index) == LUA_TTABLE) return nib_lua_integer_list(L, operation, "shape", index, shape);
   if (!nib_lua_to_integer(L, index, shape))
@@ -109,8 +109,7 @@ static double as_real(nib_number number) { return number.is_float ? number.real 
 
 #define NO_STEP INT64_MIN
 
-/* How many of start, start + step, ... come before stop; NO_STEP: step is 0; another negative: more than fit into 63
- * bits. */
+/* How many of start, start + step, ... come before stop. NO_STEP if step is 0, -1 if there are more than 2^63 - 1. */
 static int64_t count_integers(int64_t start, int64_t stop, int64_t step) {
   if (step == 0) return NO_STEP;
   if (step > 0 ? start >= stop : start <= stop) return 0;
@@ -130,7 +129,7 @@ static int64_t count_doubles(double start, double stop, double step) {
   double distance = stop - start, estimate = ceil(isfinite(distance) ? distance / step : stop / step - start / step);
   if (!(estimate > 0)) return 0;
   if (!(estimate < 0x1p60)) return -1;
-  /* The quotient is rounded, and what counts are the elements as they are computed; they grow with i. */
+  /* The quotient is rounded. So count the elements as they will be computed, by bisection: they are monotonic in i. */
   int64_t low = 0, high = 2 * (int64_t)estimate + 2;
   while (low < high) {
     int64_t middle = low + (high - low) / 2;
@@ -140,7 +139,7 @@ static int64_t count_doubles(double start, double stop, double step) {
   return low;
 }
 
-/* The same for reals; *start becomes one. */
+/* The same for reals. Converts *start to a real. */
 static int64_t count_reals(nib_number *start, nib_number stop, nib_number step) {
   struct nib_floats floats;
   nib_floats_enter(&floats);
@@ -174,7 +173,7 @@ static int arange(lua_State *L) {
   if (size == NO_STEP) return nib_lua_expected(L, "arange", "step", 3, "a number that is not 0");
   struct make make = common_options(L, "arange", options, is_float ? NIB_FLOAT32 : NIB_INT64);
   if (size < 0 || size > INT64_MAX / 16)
-    return nib_lua_expected(L, "arange", "stop", count > 1 ? 2 : 1, "an end that fewer than 2^59 elements reach");
+    return nib_lua_expected(L, "arange", "stop", count > 1 ? 2 : 1, "a stop that gives fewer than 2^59 elements");
   nib_stream *stream = nib_lua_current_stream(L, "arange", make.device);
   nib_lua_object *object = create(L, "arange", make, 1, &size);
   NIB_LUA_DO(L, "arange", nib_tensor_arange(stream, object->tensor, start, step));
@@ -222,7 +221,7 @@ static int randint(lua_State *L) {
   if (!nib_element_from_number(make.dtype, NIB_INTEGER(low), &bits))
     return nib_lua_expected(L, "randint", "low", 1, "an integer that %s can hold", name);
   if (!nib_element_from_number(make.dtype, NIB_INTEGER(high - 1), &bits))
-    return nib_lua_expected(L, "randint", "high", 2, "at most one more than %s can hold", name);
+    return nib_lua_expected(L, "randint", "high", 2, "at most one more than the largest %s", name);
   nib_stream *stream = nib_lua_current_stream(L, "randint", make.device);
   nib_lua_object *object = create(L, "randint", make, ndim, shape);
   NIB_LUA_DO(L, "randint", nib_tensor_random_integer(stream, object->tensor, seed, low, high));
@@ -245,9 +244,9 @@ static int randperm(lua_State *L) {
   return 1;
 }
 
-/* ---- From outside ---------------------------------------------------------------------------------------------- */
+/* ---- From bytes ------------------------------------------------------------------------------------------------ */
 
-/* The size of a tensor in bytes; false if it is no possible shape (which creating one then says). */
+/* The size of a tensor in bytes. False for an impossible shape, for which creating the tensor raises the error. */
 static bool count_bytes(nib_dtype dtype, int32_t ndim, const int64_t *shape, uint64_t *out) {
   uint64_t bytes = nib_dtype_bytes(dtype);
   bool is_empty = false;

@@ -1,4 +1,4 @@
-/* Elements between Lua and tensors: nibble.tensor, totable, item, bytes, t[i]. */
+/* Elements between Lua and tensors: nibble.tensor, totable, item, bytes, t[i], t[i] = v. */
 #include <limits.h>
 #include <string.h>
 
@@ -11,8 +11,8 @@ static void push_number(lua_State *L, nib_number number) {
 
 /* ---- nibble.tensor --------------------------------------------------------------------------------------------- */
 
-/* A walk over a nested table; the first one checks it, the second one also converts its numbers. Between the two a
- * finalizer may change the table, so that both check. */
+/* A walk over a nested table. The first walk checks it, the second one converts its numbers. The second one checks,
+ * too, since a finalizer may change the table between them. */
 struct walk {
   int32_t ndim;
   int64_t shape[NIB_MAX_NDIM], path[NIB_MAX_NDIM];
@@ -21,7 +21,7 @@ struct walk {
   unsigned char *out; /* NULL: check only */
 };
 
-/* Pushes `data[2][3]`, for messages. */
+/* Pushes a name such as `data[2][3]`, for messages. */
 static const char *push_path(lua_State *L, const struct walk *walk, int32_t levels) {
   lua_pushliteral(L, "data");
   for (int32_t i = 0; i < levels; i++) {
@@ -31,7 +31,7 @@ static const char *push_path(lua_State *L, const struct walk *walk, int32_t leve
   return lua_tostring(L, -1);
 }
 
-/* The number on the top of the stack, below `levels` tables. */
+/* Reads the number on top of the stack, which is inside `levels` tables. */
 static void walk_number(lua_State *L, struct walk *walk, int32_t levels) {
   if (lua_type(L, -1) != LUA_TNUMBER) {
     int index = lua_gettop(L);
@@ -49,7 +49,8 @@ static void walk_number(lua_State *L, struct walk *walk, int32_t levels) {
   walk->out += nib_dtype_bytes(walk->dtype);
 }
 
-/* Options or misspelt fields in a table of numbers would be lost without a word. They come behind the last number. */
+/* Refuses other keys in a table of numbers, such as misplaced options: they would be ignored silently. lua_next gives
+ * them after the last number of the array part. */
 static void refuse_other_keys(lua_State *L, const struct walk *walk, int32_t level, int64_t size) {
   if (size > 0) lua_pushinteger(L, size);
   else lua_pushnil(L);
@@ -57,14 +58,14 @@ static void refuse_other_keys(lua_State *L, const struct walk *walk, int32_t lev
     int64_t key = lua_isinteger(L, -2) ? lua_tointeger(L, -2) : 0;
     lua_pop(L, 1);
     nib_lua_step(L, key);
-    if (key >= 1 && key <= size) continue; /* the table's hash part holds some of the numbers */
+    if (key >= 1 && key <= size) continue; /* a number in the table's hash part */
     int index = lua_gettop(L);
-    nib_lua_expected(L, "tensor", "data", index, "no other keys than 1..%I in %s", (LUAI_UACINT)size,
+    nib_lua_expected(L, "tensor", "data", index, "no keys but 1..%I in %s", (LUAI_UACINT)size,
                      push_path(L, walk, level));
   }
 }
 
-/* The table on the top of the stack, below `level` others. */
+/* Walks the table on top of the stack, which is inside `level` others. */
 static void walk_table(lua_State *L, struct walk *walk, int32_t level) {
   int64_t size = walk->shape[level];
   if (lua_getmetatable(L, -1)) {
@@ -115,7 +116,7 @@ int nib_lua_new_tensor(lua_State *L) {
   nib_device *device = nib_lua_place_option(L, "tensor", 2, &pinned);
   nib_lua_refuse_capture(L, "tensor", device);
 
-  /* The shape is that of the first elements; the walk compares all others with it. */
+  /* The shape is read from the first element of each level; the walk compares all others with it. */
   lua_pushvalue(L, 1);
   while (lua_type(L, -1) == LUA_TTABLE) {
     if (walk.ndim == NIB_MAX_NDIM)
@@ -128,7 +129,7 @@ int nib_lua_new_tensor(lua_State *L) {
   walk_data(L, &walk);
   walk.dtype = dtype != NIB_DTYPE_NONE ? dtype : walk.has_reals ? NIB_FLOAT32 : NIB_INT64;
 
-  uint64_t count = 1; /* of numbers that are there: no overflow */
+  uint64_t count = 1; /* no overflow: the table holds all these numbers */
   for (int32_t i = 0; i < walk.ndim; i++) count *= (uint64_t)walk.shape[i];
   size_t bytes = (size_t)count * nib_dtype_bytes(walk.dtype);
   unsigned char *buffer = walk.out = lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
@@ -146,20 +147,19 @@ static int new_buffer(lua_State *L) {
   return 1;
 }
 
-/* A view can be larger than any memory: the error then says whose bytes these were to be. (A sandbox tells memory by
- * Lua's own.) */
+/* A userdata for elements. A view can be larger than the machine's memory, so the error names the operation and the
+ * size. A sandbox tells by Lua's own error that its memory is exhausted. */
 static void *push_buffer(lua_State *L, const char *operation, size_t bytes) {
   if (bytes < (size_t)1 << 20 || nib_lua_get_state(L)->limits.check)
     return lua_newuserdatauv(L, bytes > 0 ? bytes : 1, 0);
   lua_pushcfunction(L, new_buffer);
   lua_pushinteger(L, (lua_Integer)bytes);
   if (lua_pcall(L, 1, 1, 0) != LUA_OK)
-    nib_lua_argument_error(L, operation, "memory", "%I bytes more for Lua, got none (out of memory)",
-                           (LUAI_UACINT)bytes);
+    luaL_error(L, "%s: out of memory: cannot allocate %I bytes in Lua", operation, (LUAI_UACINT)bytes);
   return lua_touserdata(L, -1);
 }
 
-/* Waits for the tensor, and pushes a buffer with its elements. */
+/* Waits for the tensor and pushes a buffer with its elements. */
 static const unsigned char *push_elements(lua_State *L, const char *operation, nib_tensor *tensor) {
   size_t bytes = (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(nib_tensor_dtype(tensor));
   nib_lua_wait_tensor(L, operation, tensor);
@@ -168,7 +168,7 @@ static const unsigned char *push_elements(lua_State *L, const char *operation, n
   return buffer;
 }
 
-/* Pushes a table of the dimensions from `dim` on; returns the element behind the last that is in it. */
+/* Pushes a nested table of the dimensions from `dim` on. Returns the element after its last one. */
 static const unsigned char *push_table(lua_State *L, const nib_tensor *tensor, int32_t dim,
                                        const unsigned char *element) {
   nib_dtype dtype = nib_tensor_dtype(tensor);
@@ -190,7 +190,7 @@ static const unsigned char *push_table(lua_State *L, const nib_tensor *tensor, i
 int nib_lua_tensor_totable(lua_State *L) {
   nib_tensor *self = nib_lua_tensor(L, "tensor:totable", "self", 1);
   luaL_checkstack(L, 2 * NIB_MAX_NDIM, NULL);
-  /* A view of its own: a finalizer that runs while the tables are built may close the tensor. */
+  /* Use a view of our own, since a finalizer may close the tensor while the tables are built. */
   nib_lua_object *view = nib_lua_push(L, NIB_LUA_TENSOR);
   NIB_LUA_DO(L, "tensor:totable", nib_tensor_alias(self, &view->tensor));
   const unsigned char *elements = push_elements(L, "tensor:totable", view->tensor);
@@ -234,7 +234,7 @@ nib_status nib_lua_select(nib_tensor *tensor, int32_t count, const int64_t *indi
   return status;
 }
 
-/* The indices of t[i] or t[{i, j, ...}], from 0 and in range. Returns how many. */
+/* Reads the indices of t[i] or t[{i, j, ...}], checks their range and counts them from 0. Returns their number. */
 static int32_t check_indices(lua_State *L, const char *operation, const nib_tensor *tensor, int64_t *indices) {
   int32_t ndim = nib_tensor_ndim(tensor), count = 1;
   if (lua_type(L, 2) == LUA_TTABLE) {
@@ -245,8 +245,8 @@ static int32_t check_indices(lua_State *L, const char *operation, const nib_tens
     count = nib_lua_integer_list(L, operation, "index", 2, indices);
   } else {
     if (!nib_lua_to_integer(L, 2, indices))
-      nib_lua_expected(L, operation, "index", 2, "an integer, a table of integers or a name");
-    if (ndim == 0) nib_lua_expected(L, operation, "self", 1, "a tensor with dimensions");
+      nib_lua_expected(L, operation, "index", 2, "an integer, a table of integers or the name of a field or method");
+    if (ndim == 0) nib_lua_expected(L, operation, "self", 1, "a tensor of one or more dimensions");
   }
   for (int32_t i = 0; i < count; i++) {
     int64_t size = nib_tensor_shape(tensor)[i];

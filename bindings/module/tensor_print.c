@@ -1,4 +1,4 @@
-/* tostring(tensor): the elements in aligned columns, the middle of what is large left out, and a line about the tensor:
+/* tostring(tensor): the elements in aligned columns and a line about the tensor. The middle of a large one is left out:
  *    1.5000  -2.0000
  *    3.2500   4.0000
  *   [nibble.tensor {2, 2} bfloat16 cpu]
@@ -10,22 +10,22 @@
 #include "../../runtime/core/floats.h"
 #include "args.h"
 
-#define FULL_COUNT   1000 /* tensors of more elements are elided */
-#define LINE_WIDTH   100  /* longer rows go on in the next line */
+#define FULL_COUNT   1000 /* of larger tensors the middle is left out */
+#define LINE_WIDTH   100  /* longer rows are wrapped */
 #define NUMBER_WIDTH 32
 
 struct print {
   int32_t ndim;
   nib_dtype dtype;
   int64_t shape[NIB_MAX_NDIM];
-  int64_t edge[NIB_MAX_NDIM];  /* elements shown at either end; 0: all */
-  int64_t shown[NIB_MAX_NDIM]; /* elements shown */
+  int64_t edge[NIB_MAX_NDIM];  /* elements shown at each end; 0: all */
+  int64_t shown[NIB_MAX_NDIM]; /* elements shown in all */
   int64_t rows, columns;
   const char *format; /* of reals */
   int width;
 };
 
-/* How much of each dimension is shown: more of the inner ones, more where elements are narrow. */
+/* Chooses how much of each dimension is shown: more of the inner ones, and more of narrow elements. */
 static void choose_edges(struct print *print, const nib_tensor *tensor) {
   bool elide = nib_tensor_numel(tensor) > FULL_COUNT;
   print->rows = print->columns = 1;
@@ -41,13 +41,13 @@ static void choose_edges(struct print *print, const nib_tensor *tensor) {
   }
 }
 
-/* The index in dimension `dim` of its shown element number `position`. */
+/* The index of the element shown at a position of dimension `dim`. */
 static int64_t index_of(const struct print *print, int32_t dim, int64_t position) {
   if (print->edge[dim] == 0 || position < print->edge[dim]) return position;
   return print->shape[dim] - (print->shown[dim] - position);
 }
 
-/* The positions of row number `row` in all dimensions but the last. */
+/* The position of a shown row in each dimension but the last. */
 static void row_positions(const struct print *print, int64_t row, int64_t *positions) {
   for (int32_t i = print->ndim - 2; i >= 0; i--) {
     positions[i] = row % print->shown[i];
@@ -86,8 +86,8 @@ static nib_status read_row(const struct print *print, nib_tensor *tensor, int64_
   return status;
 }
 
-/* One format for all: integral reals without a point, others with four digits behind it where that shows all of
- * them. */
+/* Chooses one format for all reals: no decimals if all are integral, four decimals if these show each of them, else
+ * five significant digits. */
 static void choose_format(struct print *print, const nib_number *values, int64_t count) {
   double largest = 0, smallest = INFINITY;
   bool integral = true;
@@ -110,7 +110,7 @@ static void add_row(luaL_Buffer *text, const struct print *print, const nib_numb
   char number[NUMBER_WIDTH];
   int64_t edge = print->ndim > 0 ? print->edge[print->ndim - 1] : 0;
   int64_t per_line = LINE_WIDTH / (print->width + 2);
-  if (per_line > 8) per_line -= per_line % 8; /* whole blocks */
+  if (per_line > 8) per_line -= per_line % 8; /* lines then begin at multiples of 8 */
   for (int64_t i = 0; i < print->columns; i++) {
     bool starts = i % per_line == 0;
     if (starts && i > 0) luaL_addstring(text, "\n  ");
@@ -122,7 +122,7 @@ static void add_row(luaL_Buffer *text, const struct print *print, const nib_numb
   luaL_addchar(text, '\n');
 }
 
-/* What comes between two rows: the names of slices, and marks where something is left out. */
+/* Adds what precedes a row: the name of a slice that begins, and marks where rows are left out. */
 static void add_heading(luaL_Buffer *text, const struct print *print, int64_t row) {
   int64_t positions[NIB_MAX_NDIM];
   char number[NUMBER_WIDTH];
@@ -131,7 +131,7 @@ static void add_heading(luaL_Buffer *text, const struct print *print, int64_t ro
   int32_t inner = print->ndim - 2; /* the dimension of rows in a slice */
   if (print->edge[inner] && positions[inner] == print->edge[inner]) luaL_addstring(text, " ...\n");
   if (positions[inner] != 0 || inner == 0) return;
-  bool starts = true; /* a slice whose inner positions are all 0 follows the last of an outer one */
+  bool starts = true; /* whether this is the first row at an outer position */
   for (int32_t i = inner - 1; i >= 0 && starts; i--) {
     if (print->edge[i] && positions[i] == print->edge[i]) luaL_addstring(text, "...\n");
     starts = positions[i] == 0;

@@ -59,7 +59,7 @@ void nib_log(nib_runtime *rt, nib_log_level level, const char *format, ...) {
 }
 
 nib_status nib_fail_memory(nib_runtime *rt, const char *what, size_t bytes) {
-  return nib_fail(rt, NIB_MEMORY, "%s: memory: expected %zu bytes more, got none (out of memory)", what, bytes);
+  return nib_fail(rt, NIB_MEMORY, "%s: out of memory: cannot allocate %zu bytes", what, bytes);
 }
 
 nib_status nib_read_desc(nib_runtime *rt, const char *operation, void *own, size_t own_bytes, size_t least,

@@ -142,8 +142,8 @@ static bool over_cap(const nib_device *device, size_t bytes) {
 
 /* Waits for what holds memory back. */
 static void make_room(nib_device *device, size_t bytes) {
-  nib_log(device->runtime, NIB_LOG_WARNING, "%s: waits for queued work: no room for %zu bytes more", device->info.name,
-          bytes);
+  nib_log(device->runtime, NIB_LOG_WARNING, "%s: no room for %zu bytes; waiting for queued work to free memory",
+          device->info.name, bytes);
   nib_drain(device);
 }
 
@@ -161,9 +161,9 @@ static nib_status allocate_in_cap(nib_device *device, const struct nib_origin *o
   if (over_cap(device, bytes)) make_room(device, bytes);
   if (over_cap(device, bytes))
     return nib_fail(rt, NIB_MEMORY,
-                    "tensor: memory: expected at most %llu bytes of tensors on %s (the cap), got %llu and %zu more",
-                    (unsigned long long)rt->config.memory_cap, device->info.name,
-                    (unsigned long long)device->memory.reserved_bytes, bytes);
+                    "tensor: out of memory: cannot allocate %zu bytes on %s: %llu of its cap of %llu are in use", bytes,
+                    device->info.name, (unsigned long long)device->memory.reserved_bytes,
+                    (unsigned long long)rt->config.memory_cap);
   nib_status status = allocate(device, origin, storage);
   if (status == NIB_MEMORY) {
     make_room(device, bytes);

@@ -154,7 +154,7 @@ describe("load and list of safetensors #quick", function()
       { nibble.load, { "x.safetensors", { name = "a\0b" } }, "load: name: " },
       { nibble.list, {}, "list: path: expected a string" },
       { nibble.save, { path }, "save: tensors: expected a table of tensors by name" },
-      { nibble.save, { path, { nibble.zeros(1) } }, "save: tensors: expected names that are strings" },
+      { nibble.save, { path, { nibble.zeros(1) } }, "save: tensors: expected names of tensors as keys" },
       { nibble.save, { path, { a = 3 } }, "save: a: expected a tensor" },
       { nibble.save, { path, { ["\xff"] = nibble.zeros(1) } }, "save: name: expected UTF%-8" },
       { nibble.save, { path, { __metadata__ = nibble.zeros(1) } },

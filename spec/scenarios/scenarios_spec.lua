@@ -278,7 +278,7 @@ describe("nibble scenario", function()
     local said = result.stderr:gsub("==%d+==WARNING: AddressSanitizer failed to allocate[^\n]*\n", "")
     assert.are.same({ 1, "" }, { result.status, said })
     assert.matches(
-      "\nFAILED at step 1: [^\n]*zeros: memory: expected [^\n]*\nrepeat:   [^\n]* scenario %./large%.lua %-%-seed 1 ",
+      "\nFAILED at step 1: [^\n]*zeros: out of memory: [^\n]*\nrepeat:   [^\n]* scenario %./large%.lua %-%-seed 1 ",
       result.stdout)
   end)
 
