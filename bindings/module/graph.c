@@ -91,7 +91,7 @@ static int graph_update(lua_State *L) {
   lua_settop(L, 2);
   lua_getiuservalue(L, 1, 1);
   const nib_lua_object *stream = nib_lua_test(L, 3, NIB_LUA_STREAM);
-  if (!stream || !nib_lua_is_open(stream)) { /* the capture's stream is closed: capture on a new one */
+  if (!stream || !nib_lua_is_open(stream)) { /* the graph's stream is closed: use the current one */
     lua_settop(L, 2);
     nib_lua_current_stream(L, "graph:update", nib_graph_device(graph));
     nib_lua_push_current_stream(L, nib_graph_device(graph));
