@@ -8,12 +8,13 @@
 
 #include "command.h"
 
-#define MAX_INDEX_CHAIN 16 /* __index tables followed from one value; a cycle ends here */
+#define MOST_INDEXES 16 /* __index tables followed from one value; a cycle ends here */
 
 static const char *const keywords[] = { "and",      "break",  "do",   "else", "elseif", "end",  "false", "for",
                                         "function", "goto",   "if",   "in",   "local",  "nil",  "not",   "or",
                                         "repeat",   "return", "then", "true", "until",  "while" };
 
+/* What is looked for: names that begin with a prefix. */
 struct search {
   const char *prefix;
   size_t length;
@@ -42,31 +43,46 @@ static void add_keys(lua_State *L, const struct search *search) {
     if (search->length == 0 && name[0] == '_') continue;
     if (search->callable_only && !lua_isfunction(L, -1)) continue;
     lua_pushvalue(L, -2);
-    lua_pushboolean(L, 1);
+    lua_pushboolean(L, true);
     lua_rawset(L, search->found);
   }
 }
 
+/* Replaces the value on top of the stack by its __index. False: it has none. */
+static bool follow_index(lua_State *L) {
+  if (luaL_getmetafield(L, -1, "__index") == LUA_TNIL) return false;
+  lua_replace(L, -2);
+  return true;
+}
+
+/* Adds the names in `methods`, where classes of userdata have their functions, of the value on top of the stack. */
+static void add_methods(lua_State *L, const struct search *search) {
+  int type = luaL_getmetafield(L, -1, "methods");
+  if (type == LUA_TTABLE) add_keys(L, search);
+  if (type != LUA_TNIL) lua_pop(L, 1);
+}
+
 /* Adds the names that can be indexed in the value on top of the stack, and pops the value. */
 static void add_members(lua_State *L, const struct search *search) {
-  for (int step = 0; step < MAX_INDEX_CHAIN; step++) {
+  int seen = 0;
+  do {
     if (lua_istable(L, -1)) add_keys(L, search);
-    if (!lua_getmetatable(L, -1)) break;
-    lua_pushliteral(L, "methods");
-    if (lua_rawget(L, -2) == LUA_TTABLE) add_keys(L, search);
-    lua_pop(L, 1);
-    lua_pushliteral(L, "__index");
-    lua_rawget(L, -2);
-    lua_replace(L, -3); /* go on with __index in place of the value */
-    lua_pop(L, 1);
-    if (!lua_istable(L, -1)) break;
-  }
+    add_methods(L, search);
+  } while (++seen < MOST_INDEXES && follow_index(L) && lua_istable(L, -1));
   lua_pop(L, 1);
 }
 
-/* Replaces the value on top of the stack by its member NAME, or by nil. Calls no metamethod. */
+static void add_keywords(lua_State *L, const struct search *search) {
+  for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++)
+    if (strncmp(keywords[i], search->prefix, search->length) == 0) {
+      lua_pushboolean(L, true);
+      lua_setfield(L, search->found, keywords[i]);
+    }
+}
+
+/* Replaces the value on top of the stack by its member `name`, or by nil. Calls no metamethod. */
 static void get_member(lua_State *L, const char *name, size_t length) {
-  for (int step = 0; step < MAX_INDEX_CHAIN; step++) {
+  for (int i = 0; i < MOST_INDEXES; i++) {
     if (lua_istable(L, -1)) {
       lua_pushlstring(L, name, length);
       if (lua_rawget(L, -2) != LUA_TNIL) {
@@ -75,14 +91,26 @@ static void get_member(lua_State *L, const char *name, size_t length) {
       }
       lua_pop(L, 1);
     }
-    if (!lua_getmetatable(L, -1)) break;
-    lua_pushliteral(L, "__index");
-    lua_rawget(L, -2);
-    lua_replace(L, -3);
-    lua_pop(L, 1);
+    if (!follow_index(L)) break;
   }
   lua_pop(L, 1);
   lua_pushnil(L);
+}
+
+/* Pushes what a path of names leads to, from the globals on. Each of its names has a `.` or `:` behind it; nil after
+ * `..`, a number, a call or an index. */
+static void push_owner(lua_State *L, const char *path, size_t length) {
+  lua_pushglobaltable(L);
+  for (size_t at = 0, end; at < length; at = end + 1) {
+    for (end = at; is_name_part(path[end]);) end++;
+    if (is_name(path + at, end - at)) {
+      get_member(L, path + at, end - at);
+      continue;
+    }
+    lua_pop(L, 1);
+    lua_pushnil(L);
+    return;
+  }
 }
 
 static int compare_names(const void *a, const void *b) {
@@ -109,38 +137,15 @@ static void sort_found(lua_State *L) {
 int nib_command_complete(lua_State *L) {
   size_t length;
   const char *line = luaL_checklstring(L, 1, &length);
-  /* The longest NAME.NAME:NAME that ends the line; the last name may be empty. */
-  size_t start = length;
-  while (start > 0 && (is_name_part(line[start - 1]) || line[start - 1] == '.' || line[start - 1] == ':')) start--;
-  size_t last = length;
-  while (last > start && is_name_part(line[last - 1])) last--;
-
+  size_t last = length; /* where the last name begins, which may be empty, and where the path before it does */
+  while (last > 0 && is_name_part(line[last - 1])) last--;
+  size_t first = last;
+  while (first > 0 && (is_name_part(line[first - 1]) || line[first - 1] == '.' || line[first - 1] == ':')) first--;
   lua_newtable(L);
-  struct search search = { line + last, length - last, last > start && line[last - 1] == ':', lua_gettop(L) };
-  lua_pushglobaltable(L);
-  if (last == start) {
-    if (search.length > 0)
-      for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++)
-        if (strncmp(keywords[i], search.prefix, search.length) == 0) {
-          lua_pushboolean(L, 1);
-          lua_setfield(L, search.found, keywords[i]);
-        }
-    add_members(L, &search);
-  } else {
-    for (size_t at = start; at < last;) {
-      size_t end = at;
-      while (is_name_part(line[end])) end++;
-      /* Do not complete after `..`, a number, a call or an index. */
-      if (!is_name(line + at, end - at)) {
-        lua_pop(L, 1);
-        lua_pushnil(L);
-        break;
-      }
-      get_member(L, line + at, end - at);
-      at = end + 1;
-    }
-    add_members(L, &search);
-  }
+  struct search search = { line + last, length - last, last > first && line[last - 1] == ':', lua_gettop(L) };
+  if (last == first && search.length > 0) add_keywords(L, &search);
+  push_owner(L, line + first, last - first);
+  add_members(L, &search);
   sort_found(L);
   lua_pushinteger(L, (lua_Integer)search.length);
   return 2;

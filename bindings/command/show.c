@@ -34,58 +34,79 @@ static bool is_name(lua_State *L, int index) {
   return true;
 }
 
-/* Prints a value as tostring does, and the entries of a table without __tostring. *left is the number of entries that
- * may still be printed. */
-static void show(lua_State *L, int index, int level, int *left) {
-  luaL_checkstack(L, 8, NULL);
-  int top = lua_gettop(L);
-  bool plain = lua_istable(L, index) && luaL_getmetafield(L, index, "__tostring") == LUA_TNIL;
-  if (!plain || level >= SHOWN_LEVELS) {
-    size_t length;
-    if (plain) {
-      lua_pushnil(L);
-      fputs(lua_next(L, index) ? "{...}" : "{}", stdout);
-    } else if (level > 0 && lua_type(L, index) == LUA_TSTRING) {
-      const char *text = lua_tolstring(L, index, &length);
-      show_string(text, length);
-    } else {
-      const char *text = luaL_tolstring(L, index, &length);
-      nib_put_visible(stdout, text, length, true, true); /* keep the colours of nibble.show */
-    }
-    lua_settop(L, top);
+static void show(lua_State *L, int index, int level, int *left);
+
+/* As tostring has it; a string inside a table is quoted. */
+static void show_text(lua_State *L, int index, bool quoted) {
+  size_t length;
+  if (quoted && lua_type(L, index) == LUA_TSTRING) {
+    const char *text = lua_tolstring(L, index, &length);
+    show_string(text, length);
     return;
   }
-  const char *separator = "";
+  const char *text = luaL_tolstring(L, index, &length);
+  nib_put_visible(stdout, text, length, true, true); /* keep the colours of nibble.show */
+  lua_pop(L, 1);
+}
+
+/* The elements of a table from 1 on, as long as there are any left to print. Returns their number. */
+static lua_Integer show_elements(lua_State *L, int table, int level, int *left) {
   lua_Integer count = 0;
-  putchar('{');
-  for (; lua_rawgeti(L, index, count + 1) != LUA_TNIL && *left > 0; count++) {
-    fputs(separator, stdout);
-    separator = ", ";
+  for (; lua_rawgeti(L, table, count + 1) != LUA_TNIL && *left > 0; count++) {
+    if (count > 0) fputs(", ", stdout);
     --*left;
     show(L, lua_gettop(L), level + 1, left);
     lua_pop(L, 1);
   }
   lua_pop(L, 1);
-  for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
-    if (lua_isinteger(L, -2) && lua_tointeger(L, -2) >= 1 && lua_tointeger(L, -2) <= count) continue;
+  return count;
+}
+
+static void show_key(lua_State *L, int index, int *left) {
+  if (is_name(L, index)) {
+    printf("%s = ", lua_tostring(L, index));
+    return;
+  }
+  putchar('[');
+  show(L, index, SHOWN_LEVELS, left);
+  fputs("] = ", stdout);
+}
+
+/* The entries of a table behind its first `count` elements. */
+static void show_fields(lua_State *L, int table, int level, lua_Integer count, int *left) {
+  const char *separator = count > 0 ? ", " : "";
+  for (lua_pushnil(L); lua_next(L, table); lua_pop(L, 1)) {
+    int value = lua_gettop(L), key = value - 1;
+    if (lua_isinteger(L, key) && lua_tointeger(L, key) >= 1 && lua_tointeger(L, key) <= count) continue;
     fputs(separator, stdout);
     separator = ", ";
     if (--*left < 0) {
       fputs("...", stdout);
       lua_pop(L, 2);
-      break;
+      return;
     }
-    int value = lua_gettop(L);
-    if (is_name(L, value - 1)) {
-      printf("%s = ", lua_tostring(L, value - 1));
-    } else {
-      putchar('[');
-      show(L, value - 1, SHOWN_LEVELS, left);
-      fputs("] = ", stdout);
-    }
+    show_key(L, key, left);
     show(L, value, level + 1, left);
   }
-  putchar('}');
+}
+
+/* A value as tostring has it, or the entries of a table without __tostring. *left is the number of entries that may
+ * still be printed. */
+static void show(lua_State *L, int index, int level, int *left) {
+  luaL_checkstack(L, 8, NULL);
+  int top = lua_gettop(L);
+  if (!lua_istable(L, index) || luaL_getmetafield(L, index, "__tostring") != LUA_TNIL) {
+    show_text(L, index, level > 0);
+  } else if (level >= SHOWN_LEVELS) {
+    lua_pushnil(L);
+    fputs(lua_next(L, index) ? "{...}" : "{}", stdout);
+  } else {
+    putchar('{');
+    lua_Integer count = show_elements(L, index, level, left);
+    show_fields(L, index, level, count, left);
+    putchar('}');
+  }
+  lua_settop(L, top);
 }
 
 int nib_command_show(lua_State *L) {
