@@ -69,27 +69,33 @@ static int add_traceback(lua_State *L) {
   return 1;
 }
 
+/* Lets Ctrl-C stop what L runs. False: SIGINT is ignored, as shells have it for background jobs, and stays so. */
+static bool start_listening(lua_State *L, struct sigaction *before) {
+  struct sigaction during = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
+  sigemptyset(&during.sa_mask);
+  if (sigaction(SIGINT, NULL, before) != 0 || before->sa_handler == SIG_IGN) return false;
+  pending = 0;
+  running = L;
+  sigaction(SIGINT, &during, NULL);
+  return true;
+}
+
+static void stop_listening(lua_State *L, const struct sigaction *before) {
+  sigaction(SIGINT, before, NULL);
+  running = NULL;
+  pending = 0;
+  if (lua_gethook(L) == stop) /* Ctrl-C came after the call had ended */
+    lua_sethook(L, NULL, 0, 0);
+}
+
 int nib_command_call(lua_State *L, int arguments, int results) {
   int base = lua_gettop(L) - arguments;
   lua_pushcfunction(L, add_traceback);
   lua_insert(L, base);
-  struct sigaction before, during = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
-  sigemptyset(&during.sa_mask);
-  /* Shells start background jobs with SIGINT ignored; leave it so. */
-  bool listen = sigaction(SIGINT, NULL, &before) == 0 && before.sa_handler != SIG_IGN;
-  if (listen) {
-    pending = 0;
-    running = L;
-    sigaction(SIGINT, &during, NULL);
-  }
+  struct sigaction before;
+  bool listens = start_listening(L, &before);
   int status = lua_pcall(L, arguments, results, base);
-  if (listen) {
-    sigaction(SIGINT, &before, NULL);
-    running = NULL;
-    pending = 0;
-    if (lua_gethook(L) == stop) /* Ctrl-C came after the call had ended */
-      lua_sethook(L, NULL, 0, 0);
-  }
+  if (listens) stop_listening(L, &before);
   lua_remove(L, base);
   return status;
 }

@@ -53,19 +53,24 @@ static const char devices_code[] =
 static const char module_code[] = "os.exit(require('nibble.' .. arg[0]).main({...}), true)";
 static const char *const modules[] = { "scenario", "trace", NULL };
 
-static bool is_module(const char *word) {
-  for (int i = 0; modules[i]; i++) {
-    if (strcmp(word, modules[i]) == 0) return true;
-  }
-  return false;
-}
+enum action { PROMPT, SCRIPT, CODE, DEVICES, MODULE };
+
+/* What the command line asks for. */
+struct session {
+  enum action action;
+  bool check;
+  char **words; /* the script, the code or the subcommand, and its arguments */
+  int count;    /* of these words */
+  int before;   /* words before them */
+  int status;   /* exit status */
+};
 
 /* ---- The state ------------------------------------------------------------------------------------------------- */
 
 /* Prepends FOLDER/?.lua to package.path if the folder holds nibble's modules. */
 static void add_path(lua_State *L, const char *folder) {
-  const char *modules = lua_pushfstring(L, "%s/nibble", folder);
-  if (access(modules, X_OK) == 0) {
+  const char *inner = lua_pushfstring(L, "%s/nibble", folder);
+  if (access(inner, X_OK) == 0) {
     lua_getglobal(L, "package");
     lua_getfield(L, -1, "path");
     lua_pushfstring(L, "%s/?.lua;%s", folder, lua_tostring(L, -1));
@@ -106,6 +111,15 @@ static int open_state(lua_State *L) {
   return 0;
 }
 
+/* ---- Running --------------------------------------------------------------------------------------------------- */
+
+/* False: the call failed, which is reported. */
+static bool call(lua_State *L, int arguments, int results) {
+  if (nib_command_call(L, arguments, results) == LUA_OK) return true;
+  nib_command_report(L, "nibble: ");
+  return false;
+}
+
 /* Turns checked mode on and pushes the function that gives the exit status at the end. */
 static int start_check(lua_State *L) {
   lua_getglobal(L, "require");
@@ -120,44 +134,114 @@ static int start_check(lua_State *L) {
 static int checked_status(lua_State *L, int finish, int status) {
   lua_pushvalue(L, finish);
   lua_pushinteger(L, status);
-  if (nib_command_call(L, 1, 1) != LUA_OK) {
-    nib_command_report(L, "nibble: ");
-    return EXIT_FAILURE;
-  }
+  if (!call(L, 1, 1)) return EXIT_FAILURE;
   status = (int)lua_tointeger(L, -1);
   lua_pop(L, 1);
   return status;
 }
 
 /* Sets `arg` as lua(1) does: the script is at index 0, the words before it are at negative indices. */
-static void set_arguments(lua_State *L, char **words, int count, int before) {
-  lua_createtable(L, count, before);
-  for (int i = -before; i < count; i++) {
-    lua_pushstring(L, words[i]);
+static void set_arguments(lua_State *L, const struct session *session) {
+  lua_createtable(L, session->count, session->before);
+  for (int i = -session->before; i < session->count; i++) {
+    lua_pushstring(L, session->words[i]);
     lua_rawseti(L, -2, i);
   }
   lua_setglobal(L, "arg");
 }
 
-/* Runs the chunk on top of the stack, or reports why it did not load. Returns the exit status. */
-static int run(lua_State *L, int loaded, char **words, int count) {
-  if (loaded == LUA_OK) {
-    luaL_checkstack(L, count, "too many arguments");
-    for (int i = 1; i < count; i++) lua_pushstring(L, words[i]);
-    loaded = nib_command_call(L, count > 0 ? count - 1 : 0, 0);
+/* Loads what the session runs; a status of Lua's. */
+static int load(lua_State *L, const struct session *session) {
+  const char *word = session->count > 0 ? session->words[0] : "-";
+  switch (session->action) {
+  case CODE: return luaL_loadbuffer(L, word, strlen(word), "=(code)");
+  case DEVICES: return luaL_loadbuffer(L, devices_code, sizeof devices_code - 1, "=devices");
+  case MODULE: return luaL_loadbuffer(L, module_code, sizeof module_code - 1, "=nibble");
+  default: return luaL_loadfile(L, strcmp(word, "-") == 0 ? NULL : word);
   }
-  if (loaded != LUA_OK) nib_command_report(L, "nibble: ");
-  return loaded == LUA_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-/* ---- Arguments ------------------------------------------------------------------------------------------------- */
+/* Returns the exit status. */
+static int run(lua_State *L, const struct session *session) {
+  if (load(L, session) != LUA_OK) {
+    nib_command_report(L, "nibble: ");
+    return EXIT_FAILURE;
+  }
+  luaL_checkstack(L, session->count, "too many arguments");
+  for (int i = 1; i < session->count; i++) lua_pushstring(L, session->words[i]);
+  return call(L, session->count > 0 ? session->count - 1 : 0, 0) ? EXIT_SUCCESS : EXIT_FAILURE;
+}
 
-static int misuse(const char *what, const char *word) {
+/* Lua: (session). Runs in a protected call, since setting `arg` and loading a script can run out of memory. */
+static int run_session(lua_State *L) {
+  struct session *session = lua_touserdata(L, 1);
+  session->status = EXIT_FAILURE;
+  lua_pushcfunction(L, open_state);
+  if (!call(L, 0, 0)) return 0;
+  if (session->check) {
+    lua_pushcfunction(L, start_check);
+    if (!call(L, 0, 1)) return 0;
+  }
+  int finish = lua_gettop(L); /* where the function is that ends checked mode */
+  set_arguments(L, session);
+  session->status = session->action == PROMPT ? nib_command_repl(L) : run(L, session);
+  if (session->check) session->status = checked_status(L, finish, session->status);
+  return 0;
+}
+
+/* ---- The command line ------------------------------------------------------------------------------------------ */
+
+static bool is(const char *word, const char *name) { return strcmp(word, name) == 0; }
+
+static bool is_option(const char *word) { return word[0] == '-' && word[1] != '\0'; }
+
+static bool is_module(const char *word) {
+  for (int i = 0; modules[i]; i++)
+    if (is(word, modules[i])) return true;
+  return false;
+}
+
+/* False, as there is nothing to run. */
+static bool misuse(struct session *session, const char *what, const char *word) {
   fprintf(stderr, "nibble: %s", what);
   nib_put_visible(stderr, word, strlen(word), false, false);
   fputs(" (see nibble --help)\n", stderr);
-  return 2;
+  session->status = 2;
+  return false;
 }
+
+/* The options that say something and end the command. */
+static bool tell(const char *word) {
+  if (is(word, "--help") || is(word, "-h")) fputs(usage, stdout);
+  else if (is(word, "--version")) printf("nibble %s (%s)\n", NIB_VERSION, LUA_RELEASE);
+  else return false;
+  return true;
+}
+
+/* Reads the command line. False: there is nothing to run, and the exit status is set. */
+static bool read_arguments(struct session *session, int argc, char **argv) {
+  session->check = argc > 1 && is(argv[1], "--check");
+  if (session->check) argv++, argc--;
+  const char *word = argc > 1 ? argv[1] : NULL;
+  bool has_code = word && is(word, "-e"), has_dashes = word && is(word, "--");
+  if (session->check && (!word || (is_option(word) && !has_code && !has_dashes)))
+    return misuse(session, "--check needs a file or -e CODE after it", "");
+  if (!word) session->action = isatty(STDIN_FILENO) ? PROMPT : SCRIPT;
+  else if (tell(word)) return false;
+  else if (has_code || has_dashes) session->action = has_code ? CODE : SCRIPT;
+  else if (is_option(word)) return misuse(session, "unknown option ", word);
+  else if (is(word, "devices") && !session->check) session->action = DEVICES;
+  else session->action = is_module(word) ? MODULE : SCRIPT;
+  if (session->action == DEVICES && argc > 2) return misuse(session, "devices takes no arguments, got ", argv[2]);
+  if (has_code && argc < 3) return misuse(session, "-e needs code after it", "");
+  if (has_dashes && argc < 3) return misuse(session, "-- needs a file after it", "");
+  session->before = has_code || has_dashes ? 2 : 1;
+  session->words = argv + session->before;
+  session->count = argc > session->before ? argc - session->before : 0;
+  return true;
+}
+
+/* ---- The process ----------------------------------------------------------------------------------------------- */
 
 /* A failed write to stdout is an error. An atexit handler, so that it is reported after os.exit too. */
 static void check_output(void) {
@@ -170,102 +254,16 @@ static void check_output(void) {
   _exit(EXIT_FAILURE);
 }
 
-enum action { PROMPT, SCRIPT, CODE, DEVICES, MODULE };
-
-/* What the command line asks for. */
-struct session {
-  enum action action;
-  bool check;
-  char **words;     /* argv */
-  int count, first; /* first: index of the script, the code or the subcommand */
-  int status;       /* exit status */
-};
-
-/* Lua: (session). Runs in a protected call, since setting `arg` and loading a script can run out of memory. */
-static int run_session(lua_State *L) {
-  struct session *session = lua_touserdata(L, 1);
-  char **words = session->words + session->first;
-  int count = session->count > session->first ? session->count - session->first : 0, finish = 0;
-  session->status = EXIT_FAILURE;
-  lua_pushcfunction(L, open_state);
-  if (run(L, LUA_OK, NULL, 0) != EXIT_SUCCESS) return 0;
-  if (session->check) {
-    lua_pushcfunction(L, start_check);
-    if (nib_command_call(L, 0, 1) != LUA_OK) {
-      nib_command_report(L, "nibble: ");
-      return 0;
-    }
-    finish = lua_gettop(L);
-  }
-  set_arguments(L, words, count, session->first);
-  switch (session->action) {
-  case PROMPT: session->status = nib_command_repl(L); break;
-  case SCRIPT: {
-    const char *name = count > 0 ? words[0] : "-";
-    session->status = run(L, luaL_loadfile(L, strcmp(name, "-") == 0 ? NULL : name), words, count);
-    break;
-  }
-  case CODE: session->status = run(L, luaL_loadbuffer(L, words[0], strlen(words[0]), "=(code)"), words, count); break;
-  case DEVICES:
-    session->status = run(L, luaL_loadbuffer(L, devices_code, sizeof devices_code - 1, "=devices"), NULL, 0);
-    break;
-  case MODULE:
-    session->status = run(L, luaL_loadbuffer(L, module_code, sizeof module_code - 1, "=nibble"), words, count);
-    break;
-  }
-  if (finish > 0) session->status = checked_status(L, finish, session->status);
-  return 0;
-}
-
 int main(int argc, char **argv) {
+  struct session session = { .status = EXIT_SUCCESS };
   atexit(check_output);
-  enum action action = PROMPT;
-  int first = 1; /* index of the script, the code or the subcommand */
-  bool check = argc > 1 && strcmp(argv[1], "--check") == 0;
-  if (check) {
-    if (argc < 3 ||
-        (argv[2][0] == '-' && argv[2][1] != '\0' && strcmp(argv[2], "-e") != 0 && strcmp(argv[2], "--") != 0))
-      return misuse("--check needs a file or -e CODE after it", "");
-    argv++; /* skip --check */
-    argc--;
-  }
-  if (argc > 1) {
-    const char *word = argv[1];
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-      fputs(usage, stdout);
-      return EXIT_SUCCESS;
-    } else if (strcmp(word, "--version") == 0) {
-      printf("nibble %s (%s)\n", NIB_VERSION, LUA_RELEASE);
-      return EXIT_SUCCESS;
-    } else if (strcmp(word, "-e") == 0) {
-      if (argc < 3) return misuse("-e needs code after it", "");
-      action = CODE;
-      first = 2;
-    } else if (!check && strcmp(word, "devices") == 0) {
-      if (argc > 2) return misuse("devices takes no arguments, got ", argv[2]);
-      action = DEVICES;
-    } else if (is_module(word)) {
-      action = MODULE;
-    } else if (strcmp(word, "--") == 0) {
-      if (argc < 3) return misuse("-- needs a file after it", "");
-      action = SCRIPT;
-      first = 2;
-    } else if (word[0] == '-' && word[1] != '\0') {
-      return misuse("unknown option ", word);
-    } else {
-      action = SCRIPT;
-    }
-  }
-  if (action == PROMPT && !isatty(STDIN_FILENO)) action = SCRIPT;
-
-  /* LC_CTYPE alone: text is in the user's encoding, and numbers keep the decimal point. */
-  setlocale(LC_CTYPE, "");
+  if (!read_arguments(&session, argc, argv)) return session.status;
+  setlocale(LC_CTYPE, ""); /* alone: text is in the user's encoding, and numbers keep the decimal point */
   lua_State *L = luaL_newstate();
   if (!L) {
     fputs("nibble: out of memory\n", stderr);
     return EXIT_FAILURE;
   }
-  struct session session = { .action = action, .check = check, .words = argv, .count = argc, .first = first };
   lua_pushcfunction(L, run_session);
   lua_pushlightuserdata(L, &session);
   if (lua_pcall(L, 1, 0, 0) != LUA_OK) {
