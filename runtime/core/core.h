@@ -1,6 +1,8 @@
 /* The core: a runtime and its devices, storages and when their memory is freed, streams, events, captures and graphs.
- * Every other room stands on it; it calls none of them, and the devices by the functions of backend.h alone. Below, the
- * files come in an order in which each calls only those before it: there is no circle among them. */
+ * Every other room stands on it; it calls none of them, and the devices by the functions of backend.h alone. What other
+ * rooms use is here, in one header, since nearly each of their files uses a tensor, its storage, device and runtime,
+ * and most of the functions' sections. graph.h has what only the devices need beside it, own.h what is the core's
+ * alone. */
 #ifndef NIB_CORE_H
 #define NIB_CORE_H
 
@@ -12,6 +14,8 @@
 #include "../sized.h"
 
 #define NIB_DTYPE_COUNT NIB_TYPE_COUNT /* not in nibble.h: it grows */
+
+/* ---- Objects that queued work uses ------------------------------------------------------------------------------- */
 
 /* The last tickets of one stream that read and that write an object; 0: none does (storage.c tells how). */
 struct nib_use {
@@ -44,6 +48,8 @@ struct nib_deferred {
   struct nib_uses uses;
   enum nib_end (*destroy)(struct nib_deferred *self);
 };
+
+/* ---- Storages and tensors ---------------------------------------------------------------------------------------- */
 
 struct nib_storage {
   struct nib_deferred deferred;
@@ -81,6 +87,8 @@ struct nib_tensor {
   int64_t offset_bytes;
   int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
 };
+
+/* ---- Streams, modules, events ------------------------------------------------------------------------------------ */
 
 /* The bytes of operands of a stream's work after the previous load, up to a ticket. */
 #define NIB_LOADS 32
@@ -128,53 +136,7 @@ struct nib_event {
   int32_t frontier_count;
 };
 
-struct nib_node {
-  enum nib_kernel kernel; /* or as in nib_work */
-  nib_module *module;     /* of a user's kernel, kept alive */
-  const char *name;       /* a literal, or the plan's copy of the user's */
-  uint32_t bytes;
-  void *params; /* these and `deps` are in the plan's chunks */
-  int32_t *deps;
-  int32_t dep_count;
-};
-
-struct nib_pin {
-  struct nib_storage *storage;
-  bool write;
-};
-
-/* A piece of memory that nodes take theirs from, so that many are given back at once. */
-struct nib_chunk {
-  _Alignas(16) struct nib_chunk *next;
-  size_t bytes, used; /* of what follows */
-};
-
-/* What a capture recorded. Immutable once instantiated, so that queued replays are untouched by an update. */
-struct nib_plan {
-  struct nib_deferred deferred;
-  struct nib_node *nodes;
-  int32_t node_count, node_capacity;
-  struct nib_chunk *chunks; /* newest first */
-  struct nib_pin *pins;
-  int32_t pin_count, pin_capacity;
-  unsigned char *marks; /* scratch of a walk over the nodes */
-  int32_t mark_capacity;
-  uint64_t operand_bytes;
-  int32_t *order; /* the CPU device's order of execution */
-  void *impl;     /* the device's */
-};
-
-struct nib_capture {
-  uint64_t id;
-  nib_stream *origin;
-  struct nib_plan *plan;
-};
-
-struct nib_graph {
-  nib_device *device;
-  struct nib_plan *plan;
-  uint64_t id;
-};
+/* ---- Devices and runtimes ---------------------------------------------------------------------------------------- */
 
 struct nib_device {
   nib_runtime *runtime;
@@ -234,9 +196,9 @@ struct nib_runtime {
 
 static inline nib_runtime *nib_tensor_runtime(const nib_tensor *t) { return t->storage->deferred.device->runtime; }
 
+/* ---- Functions --------------------------------------------------------------------------------------------------- */
+
 /* ---- memory.c ---- */
-/* What serves a config without an allocator. */
-void *nib_allocate_default(void *user, void *pointer, size_t old_size, size_t new_size);
 void *nib_allocate(nib_runtime *rt, size_t bytes);
 void *nib_allocate_zero(nib_runtime *rt, size_t bytes);
 void *nib_reallocate(nib_runtime *rt, void *pointer, size_t old_bytes, size_t new_bytes);
@@ -258,11 +220,6 @@ nib_status nib_read_desc(nib_runtime *rt, const char *operation, void *own, size
 
 /* ---- time.c ---- */
 int64_t nib_now_us(void);
-int64_t nib_now_ns(void); /* the same clock */
-/* What is left until `timeout_us` after `start_us`, 0 or more; NIB_UNLIMITED stays. */
-int64_t nib_time_left(int64_t start_us, int64_t timeout_us);
-/* The time on nib_now_us's clock; the largest budgets give NIB_UNLIMITED. */
-int64_t nib_deadline_after(int64_t budget_us);
 /* What is left until the host's deadline, 0 or more; NIB_UNLIMITED without a deadline. */
 int64_t nib_time_to_deadline(const nib_runtime *rt);
 bool nib_is_late(const nib_runtime *rt); /* the deadline has passed */
@@ -288,8 +245,6 @@ bool nib_integer_range(nib_dtype dtype, int64_t *low, int64_t *high);
 /* ---- tell.c ---- */
 /* Tells the observer, if there is one. */
 void nib_tell(nib_runtime *rt, const nib_observation *observation) __attribute__((cold));
-void nib_tell_work(nib_stream *stream, const char *operation, const struct nib_work *work, const nib_access *accesses,
-                   int32_t access_count, int32_t node) __attribute__((cold));
 /* Tells that `stream` waits for what `other` has queued so far, as an event that nobody else sees. */
 void nib_tell_follow(nib_stream *stream, nib_stream *other);
 void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write);
@@ -299,15 +254,11 @@ void nib_tell_host(const char *operation, const nib_tensor *tensor, bool write);
   } while (0)
 
 /* ---- life.c ---- */
-void nib_watch_forks(nib_runtime *rt);
 bool nib_is_forked(const nib_runtime *rt);
 /* At the top of every public function that does something: refuses closed and forked runtimes. */
 nib_status nib_enter(nib_runtime *rt);
 void nib_handle_added(nib_runtime *rt);
-void nib_handle_removed(nib_runtime *rt);                 /* may free the runtime */
-bool nib_needs_device(const struct nib_storage *storage); /* freeing its memory needs a GPU's driver */
-void nib_close_devices(nib_runtime *rt, bool host_memory);
-void nib_runtime_lets_go(struct nib_storage *storage); /* of an export that outlived the runtime; with the lock */
+void nib_handle_removed(nib_runtime *rt); /* may free the runtime */
 
 /* ---- uses.c ---- */
 bool nib_uses_idle(struct nib_uses *uses); /* drops finished entries */
@@ -318,8 +269,6 @@ void nib_uses_free(nib_runtime *rt, struct nib_uses *uses);
 /* ---- wait.c ---- */
 /* Refuses a wait or a host access while a stream of the device captures. */
 nib_status nib_check_not_capturing(nib_device *device, const char *operation);
-/* Waits until the stream has reached the ticket. */
-nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
 /* Waits for the work that writes (or for all), on any device. Refused while one of these devices captures. */
 nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_only, int64_t timeout_us);
 /* Waits for the CPU's work on pinned memory, and not for a GPU's. */
@@ -331,15 +280,11 @@ nib_status nib_take_trouble(nib_device *device, uint64_t only);
 nib_status nib_device_open(nib_device *device); /* before the first use; OK at once afterwards */
 /* A stream for the runtime's own work: it has no id, and no synchronize waits for it. */
 nib_status nib_stream_open_own(nib_device *device, nib_stream **out);
-nib_status nib_check_open(nib_stream *stream, const char *operation); /* refuses released streams */
-/* Refuses also streams that cannot take work now, since another stream of their device captures. */
+/* Refuses released streams, and those that cannot take work now, since another stream of their device captures. */
 nib_status nib_check_stream(nib_stream *stream, const char *operation);
 
 /* ---- deferred.c ---- */
-void nib_defer(struct nib_deferred *object);            /* destroys it now, or when its uses are done */
-void nib_reap(nib_device *device, int64_t deadline_us); /* destroys at least a piece, and more until the deadline */
-void nib_reap_in_time(nib_device *device);              /* until the host's deadline */
-void nib_drain(nib_device *device); /* waits (until the deadline) for the uses of deferred objects, then reaps */
+void nib_defer(struct nib_deferred *object); /* destroys it now, or when its uses are done */
 /* Frees a block, a large one on one of the runtime's threads if possible; `uses` (may be NULL) gets its ticket. */
 void nib_free_large(nib_runtime *rt, void *block, size_t bytes, struct nib_uses *uses);
 
@@ -347,7 +292,6 @@ void nib_free_large(nib_runtime *rt, void *block, size_t bytes, struct nib_uses 
 nib_status nib_storage_create(nib_device *device, const struct nib_origin *origin, struct nib_storage **out);
 void nib_storage_retain(struct nib_storage *storage);
 void nib_storage_release(struct nib_storage *storage);
-bool nib_storage_free(struct nib_storage *storage); /* its memory alone; false: not yet */
 /* After the runtime's end exports and handles may come back on several threads at once. */
 void nib_exports_lock(nib_runtime *rt);
 void nib_exports_unlock(nib_runtime *rt);
@@ -356,23 +300,6 @@ void nib_exports_unlock(nib_runtime *rt);
 /* Refuses devices that load no modules, and opens the others. */
 nib_status nib_check_loads(nib_device *device, const char *operation);
 void nib_module_retain(nib_module *module);
-void nib_modules_close(nib_device *device); /* unloads those that hosts still hold, who can only release them */
-
-/* ---- queued.c ---- */
-/* The bytes of the operands, added to those before; at most 2^62. */
-uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t access_count);
-/* Where the config limits what is queued: waits (until the deadline) until work of so many bytes may be queued. */
-nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t bytes);
-void nib_queued_add(nib_stream *stream, uint64_t bytes);
-
-/* ---- graph.c ---- */
-nib_status nib_record(nib_stream *stream, const char *operation, const struct nib_work *work,
-                      const nib_access *accesses, int32_t access_count);
-nib_status nib_frontier_reserve(nib_stream *stream, int32_t count);
-/* The stream's next node depends on `nodes` too, for which room was reserved. Nodes that others of them depend on are
- * left out, so that the graph shows each dependency once. */
-void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count);
-void nib_capture_close(nib_device *device); /* ends an open capture without a result */
 
 /* ---- work.c ---- */
 /* A number that observers are told, by its parameter's name. */

@@ -1,7 +1,7 @@
 /* Objects that queued work still uses after their last reference is gone. */
 #include <stdlib.h>
 
-#include "core.h"
+#include "own.h"
 
 /* A device that captures natively refuses to destroy anything meanwhile. */
 static bool can_destroy(struct nib_deferred *object) {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core.h"
+#include "own.h"
 
 int32_t nib_device_count(const nib_runtime *rt) { return rt->device_count; }
 

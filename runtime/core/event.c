@@ -1,7 +1,8 @@
 /* Events: points in a stream that hosts and other streams wait for. */
 #include <string.h>
 
-#include "core.h"
+#include "graph.h"
+#include "own.h"
 
 static enum nib_end event_destroy(struct nib_deferred *self) {
   nib_event *event = (nib_event *)self;

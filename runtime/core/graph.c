@@ -26,7 +26,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core.h"
+#include "graph.h"
+#include "own.h"
 
 /* Room for one more item; arrays double. */
 static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity, size_t item) {

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core.h"
+#include "own.h"
 
 void *nib_allocate_default(void *user, void *pointer, size_t old_size, size_t new_size) {
   (void)user, (void)old_size;

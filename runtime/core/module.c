@@ -1,7 +1,7 @@
 /* Modules of device code: loading, and how long they stay. */
 #include <string.h>
 
-#include "core.h"
+#include "own.h"
 
 static enum nib_end module_destroy(struct nib_deferred *self) {
   nib_module *module = (nib_module *)self;

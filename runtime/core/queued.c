@@ -1,5 +1,5 @@
 /* How much work is queued, its limit, and dropping it. */
-#include "core.h"
+#include "own.h"
 
 #define MOST ((uint64_t)1 << 62) /* a tensor has less; sums stop there */
 

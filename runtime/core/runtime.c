@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core.h"
+#include "own.h"
 
 static void finish_work(nib_device *device) {
   nib_capture_close(device);

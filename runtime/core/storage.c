@@ -26,7 +26,7 @@
  *   is told only after the lock is free (rt->gone), because `release` may wait for a thread that wants the lock.
  * - A GPU stays open while an export needs its driver; rt->lingering counts them, and the last closes the GPUs.
  * - The runtime's own struct is freed with the last handle or export (rt->handles). */
-#include "core.h"
+#include "own.h"
 
 /* ---- Giving back ----------------------------------------------------------------------------------------------- */
 

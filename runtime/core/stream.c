@@ -1,5 +1,6 @@
 /* Streams, and the device that opens with its first one. */
-#include "core.h"
+#include "graph.h"
+#include "own.h"
 
 static void add_stream(nib_stream *stream) {
   nib_stream **last = &stream->device->streams;

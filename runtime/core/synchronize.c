@@ -1,5 +1,5 @@
 /* What a host waits for: a stream, a device. */
-#include "core.h"
+#include "own.h"
 
 nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {
   nib_device *device = stream->device;

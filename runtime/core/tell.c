@@ -1,5 +1,6 @@
 /* Telling the observer what was done. Without an observer each of these costs a comparison. */
-#include "core.h"
+#include "graph.h"
+#include "own.h"
 
 void nib_tell(nib_runtime *rt, const nib_observation *observation) {
   if (!rt->observe) return;

@@ -2,7 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <time.h>
 
-#include "core.h"
+#include "own.h"
 
 int64_t nib_now_ns(void) {
   struct timespec now;

@@ -18,7 +18,7 @@
  * wait of the host still finds it. */
 #include <stdio.h>
 
-#include "core.h"
+#include "own.h"
 #include "floats.h"
 
 nib_status nib_check_not_capturing(nib_device *device, const char *operation) {

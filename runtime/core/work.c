@@ -1,5 +1,5 @@
 /* Putting work into streams. */
-#include "core.h"
+#include "own.h"
 
 nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor) {
   if (!tensor->storage->read_only) return NIB_OK;

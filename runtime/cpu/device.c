@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../core/graph.h"
 #include "cpu.h"
 
 /* ---- Memory: cache-line aligned blocks of the host's allocator ------------------------------------------------- */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "../core/graph.h"
 #include "cpu.h"
 
 nib_cpu_kernel *const nib_cpu_kernels[NIB_KERNEL_COUNT] = {

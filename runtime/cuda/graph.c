@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../core/graph.h"
 #include "device.h"
 
 static CUstream handle_of(const nib_stream *stream) { return ((struct nib_cuda_stream *)stream->impl)->handle; }

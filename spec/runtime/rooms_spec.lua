@@ -44,7 +44,7 @@ describe("the rooms of the sources", function()
     local path = root .. "/runtime/core/time.c"
     local text = process.read(path)
     local file = assert(io.open(path, "w"))
-    file:write((text:gsub('\n#include "core.h"\n', '%0#include "../tensor/tensor.h"\n')))
+    file:write((text:gsub('\n#include "own.h"\n', '%0#include "../tensor/tensor.h"\n')))
     file:close()
     assert.same({ "runtime/core/time.c includes runtime/tensor/tensor.h: runtime/core may not use runtime/tensor" },
       (rooms.look(root)))
@@ -66,7 +66,7 @@ describe("the rooms of the sources", function()
     }, (rooms.look(root)))
   end)
 
-  it("have no circle of files in a room of the runtime, and in the core no call against the order of core.h", function()
+  it("have no circle of files in a room of the runtime, and in the core no call against the order of own.h", function()
     local cc = program.compiler()
     if not cc then return pending("there is no C compiler (cc, gcc, clang)") end
     local root = tree {
@@ -74,13 +74,26 @@ describe("the rooms of the sources", function()
       ["runtime/core/b.c"] = "void nib_a(void);\nvoid nib_b(void) { nib_a(); }\n",
       ["runtime/tensor/c.c"] = "void nib_d(void);\nvoid nib_c(void) { nib_d(); }\n",
       ["runtime/tensor/d.c"] = "void nib_c(void);\nvoid nib_d(void) { nib_c(); }\n",
-      ["runtime/core/core.h"] = "/* ---- a.c ---- */\n\n/* ---- b.c ---- */\n",
+      ["runtime/core/own.h"] = "/* a.c b.c */\n",
     }
     compile(cc, root, { "runtime/core/a.c", "runtime/core/b.c", "runtime/tensor/c.c", "runtime/tensor/d.c" })
     assert.same({
-      "runtime/core/a.c calls nib_b of runtime/core/b.c, which comes after it in core.h",
+      "runtime/core/a.c calls nib_b of runtime/core/b.c, which comes after it in own.h",
       "these call each other in a circle: runtime/core/a.c runtime/core/b.c",
       "these call each other in a circle: runtime/tensor/c.c runtime/tensor/d.c",
+    }, (rooms.look(root)))
+  end)
+
+  it("keep what is in own.h for themselves, and the core lists all its files there", function()
+    local root = tree {
+      ["runtime/core/own.h"] = "/* a.c */\n",
+      ["runtime/core/a.c"] = '\n#include "own.h"\n',
+      ["runtime/core/b.c"] = "int nib_b;\n",
+      ["runtime/tensor/t.c"] = '\n#include "../core/own.h"\n',
+    }
+    assert.same({
+      "runtime/core/b.c: has no place in the list of own.h",
+      "runtime/tensor/t.c includes runtime/core/own.h, which is that room's",
     }, (rooms.look(root)))
   end)
 

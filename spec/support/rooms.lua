@@ -1,6 +1,6 @@
 -- The rooms of the C sources, and what each may use: `lua5.4 spec/support/rooms.lua [ROOT]` prints what every room
--- includes and calls, and fails where one uses a room that is not below it, or where files of a room of the runtime call
--- each other in a circle. Calls are read from the objects of a release build, where there is one.
+-- includes and calls, and fails where one uses a room that is not below it or the own.h of another, or where files of a
+-- room of the runtime call each other in a circle. Calls are read from the objects of a release build, where there is one.
 
 local public = { "runtime" }
 local core = { "kernels", "runtime" }
@@ -136,10 +136,10 @@ local function circles_of(room, calls)
   return circles
 end
 
--- The order of the core's files, as core.h declares what is in them. A file without a part of its own is called by none.
+-- The order of the core's files, as the top of its own.h lists them.
 local function order_of_core(root)
   local places, count = {}, 0
-  for name in (read(root .. "/runtime/core/core.h") or ""):gmatch("/%* %-%-%-%- ([%w_]+%.c) %-%-%-%- %*/") do
+  for name in ((read(root .. "/runtime/core/own.h") or ""):match("^/%*.-%*/") or ""):gmatch("[%w_]+%.c%f[^%w_]") do
     count = count + 1
     places["runtime/core/" .. name] = count
   end
@@ -171,9 +171,10 @@ local function look(root)
     end
     if verb == "calls" and from == "runtime/core" and to == from and
       (places[file] or math.huge) < (places[other] or math.huge) then
-      wrong[#wrong + 1] = ("%s calls %s of %s, which comes after it in core.h"):format(file, what, other)
+      wrong[#wrong + 1] = ("%s calls %s of %s, which comes after it in own.h"):format(file, what, other)
     end
     if from == to then return end
+    if other:match("/own%.h$") then wrong[#wrong + 1] = ("%s includes %s, which is that room's"):format(file, other) end
     uses[from] = uses[from] or { includes = {}, calls = {} }
     uses[from][verb][to] = true
     if not may[from][to] and not anywhere[what] then
@@ -182,6 +183,9 @@ local function look(root)
     end
   end
   for file, included in pairs(sources) do
+    if next(places) and file:match("^runtime/core/.*%.c$") and not places[file] then
+      wrong[#wrong + 1] = file .. ": has no place in the list of own.h"
+    end
     if not may[room_of(file)] then
       wrong[#wrong + 1] = file .. ": no room of spec/support/rooms.lua"
     else
