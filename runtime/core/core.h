@@ -1,8 +1,8 @@
 /* The core: a runtime and its devices, storages and when their memory is freed, streams, events, captures and graphs.
  * Every other room stands on it; it calls none of them, and the devices by the functions of backend.h alone. What other
- * rooms use is here, in one header, since nearly each of their files uses a tensor, its storage, device and runtime,
- * and most of the functions' sections. graph.h has what only the devices need beside it, own.h what is the core's
- * alone. */
+ * rooms use is here, in one header, since nearly each of their files uses a tensor with its storage, device and
+ * runtime, and functions of several sections. graph.h has what only the devices need beside it, own.h what is the
+ * core's alone. */
 #ifndef NIB_CORE_H
 #define NIB_CORE_H
 

@@ -462,9 +462,9 @@ local graph = {}
 --- Queues the graph in the current stream. Waits for CPU work on pinned tensors that the graph copies.
 function graph:replay() end
 
---- Captures `fn` on the graph's stream; later replays run the new work. Returns true if nodes and dependencies are the
---- same, so that the graph was updated in place, and false if it was built again. After an error the graph is
---- unchanged.
+--- Captures `fn` on the graph's stream, or on the current one if that is closed; later replays run the new work.
+--- Returns true if nodes and dependencies are the same, so that the graph was updated in place, and false if it was
+--- built again. After an error the graph is unchanged.
 ---@param fn fun()
 ---@return boolean in_place
 function graph:update(fn) end
