@@ -97,7 +97,7 @@ static int negate_codes(lua_State *L) {
 ]] },
   },
   ["bindings/lua/nibble/meta.lua"] = {
-    { "--- V's block scales from linear to 4-token-interleaved order", [[
+    { "--- Reorders V's block scales from linear to 4-token-interleaved order", [[
 --- Flips the sign of every E2M1 code.
 ---@param codes nibble.tensor  uint8 [rows, bytes], contiguous
 ---@param out nibble.tensor    the same
