@@ -139,15 +139,15 @@ function on.work(self, o)
   for name, access in pairs(accesses.indices(o) or {}) do contents[name] = nibble.peek(access) end
   local items, facts = accesses.expand(o, contents)
   self.run({ name = o.operation, where = o.where, callers = o.callers, point = self.clocks:work(o.stream) }, o, items,
-    facts)
+    items, facts)
 end
 
--- What an operation does, outside of graphs and in them.
-local function run(self, operation, o, items, facts, ordered, known)
+-- What an operation does, outside of graphs and in them; `all` of its items, and those that nobody else looks at.
+local function run(self, operation, o, all, items, facts, ordered, known)
   local flagged, passing = nil, memory.find_passing(o, items)
   if facts then
     self.owners:check_slots(operation, facts)
-    flagged = self.owners:check(operation, items, facts)
+    flagged = self.owners:check(operation, all, facts)
   end
   self.memory:check_scales(operation, o, items, flagged)
   if passing then passing.from.passes_on = true end

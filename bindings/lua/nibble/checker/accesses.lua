@@ -11,7 +11,8 @@ local spans = require "nibble.checker.spans"
 local accesses = {}
 
 -- By kernel. Each gets the accesses and the contents (lists of integers) by parameter, and adds to `out` by
--- parameter what is more exact than the whole view: what makes the spans, and the pieces. It returns the facts.
+-- parameter what is more exact than the whole view: what makes the spans, and the pieces. It returns the facts. Equal
+-- contents are the same list again; what else it wants to know the next time it keeps in `memo`.
 local exact = {}
 
 local function by_parameter(observation)
@@ -53,8 +54,8 @@ end
 
 -- The bytes of an item, made when somebody asks for them: most accesses are ordered, and nobody does.
 local function item_spans(item)
-  if not item.done then item.done, item.list = true, item.build(item.view) end
-  return item.list
+  if item.list == nil then item.list = item.build(item.view) or false end
+  return item.list or nil
 end
 
 local function nothing() return {} end
@@ -206,38 +207,80 @@ local function slot_pieces(slots)
   return pieces, rows
 end
 
+-- All paged caches of a call have one layout.
+local function for_caches(named, out, pieces)
+  local same
+  for name, access in pairs(named) do
+    if access.kv_layout then
+      same = same or of_cache(pieces, access.kv_layout)
+      out[name] = same
+    end
+  end
+end
+
 function exact.append(named, contents, out)
   local cache = named["paged_kv_cache (K)"]
   local slots = valid_slots(contents.slot_mapping, accesses.page_size(cache), cache.shape[1])
   local pieces, rows = slot_pieces(slots)
-  out.append_key, out.append_value = { of_rows(rows) }, { of_rows(rows) }
-  for name, access in pairs(named) do
-    if access.kv_layout then out[name] = of_cache(pieces, access.kv_layout) end
-  end
+  out.append_key = { of_rows(rows) }
+  out.append_value = out.append_key
+  for_caches(named, out, pieces)
   return { slots = slots, parameter = "slot_mapping", page_size = accesses.page_size(cache) }
 end
 
-function exact.dequantize(named, contents, out)
+-- What dequantize read the last time, when tables are the same and lengths end in the same pages: from step to step only
+-- the last piece of each request grows.
+local function grown(memo, tables, lengths, counts, size)
+  local sum, rows = 0, {}
+  for b, count in ipairs(counts) do
+    if not memo.counts or memo.tables ~= tables or memo.counts[b] ~= count then return nil end
+    sum = sum + count
+  end
+  if #memo.pieces ~= sum then return nil end -- pages were skipped
+  local pieces, written, n = table.move(memo.pieces, 1, sum, 1, {}), table.move(memo.written, 1, sum, 1, {}), 0
+  for b, count in ipairs(counts) do
+    n = n + count
+    local length, row = lengths[b], memo.rows[b]
+    if count > 0 and length ~= row.length then
+      local tokens = math.min(size, length - (count - 1) * size)
+      pieces[n] = { pieces[n][1], 0, tokens, b - 1, count - 1 }
+      written[n] = { b - 1, (count - 1) * size, tokens }
+      row = { row = b - 1, length = length, page_size = size, num_pages = row.num_pages }
+      table.move(memo.rows[b], 1, count, 1, row)
+    end
+    rows[b] = row
+  end
+  return pieces, written, rows
+end
+
+function exact.dequantize(named, contents, out, _, memo)
   local cache, output, tables = named["paged_kv_cache (K)"], named.output_k, named.block_tables
   local size, columns = accesses.page_size(cache), tables.shape[2]
-  local pieces, written, counts, rows = {}, {}, {}, {}
+  local counts, lengths = {}, {}
   for b = 1, tables.shape[1] do
-    local length = math.max(0, math.min(contents.seq_lens[b], output.shape[2]))
-    counts[b], rows[b] = (length + size - 1) // size, new_row(b, length, size, cache)
-    for j = 0, counts[b] - 1 do
-      local page, tokens = contents.block_tables[(b - 1) * columns + j + 1], math.min(size, length - j * size)
-      if page >= 0 and page < cache.shape[1] then
-        pieces[#pieces + 1] = { page, 0, tokens, b - 1, j }
-        written[#written + 1] = { b - 1, j * size, tokens }
+    lengths[b] = math.max(0, math.min(contents.seq_lens[b], output.shape[2]))
+    counts[b] = (lengths[b] + size - 1) // size
+  end
+  local pieces, written, rows = grown(memo, contents.block_tables, lengths, counts, size)
+  if not pieces then
+    pieces, written, rows = {}, {}, {}
+    for b, count in ipairs(counts) do
+      rows[b] = new_row(b, lengths[b], size, cache)
+      for j = 0, count - 1 do
+        local page = contents.block_tables[(b - 1) * columns + j + 1]
+        local tokens = math.min(size, lengths[b] - j * size)
+        if page >= 0 and page < cache.shape[1] then
+          pieces[#pieces + 1] = { page, 0, tokens, b - 1, j }
+          written[#written + 1] = { b - 1, j * size, tokens }
+        end
+        rows[b][j + 1] = page
       end
-      rows[b][j + 1] = page
     end
   end
-  out.block_tables = { of_table(counts) }
-  out.output_k, out.output_v = { of_pieces(written) }, { of_pieces(written) }
-  for name, access in pairs(named) do
-    if access.kv_layout then out[name] = of_cache(pieces, access.kv_layout) end
-  end
+  memo.tables, memo.counts, memo.pieces, memo.written, memo.rows = contents.block_tables, counts, pieces, written, rows
+  out.block_tables, out.output_k = { of_table(counts) }, { of_pieces(written) }
+  out.output_v = out.output_k
+  for_caches(named, out, pieces)
   return { rows = rows, parameter = "block_tables" }
 end
 
@@ -322,8 +365,8 @@ function accesses.new_cache()
   return { count = 0, known = {} }
 end
 
--- The same contents for the same geometry are the same, but for the views.
-local function exactly(observation, named, contents, wanted, cache, geometry)
+-- The same contents for the same geometry are the same, but for the views. `memo`: what one observation had before.
+local function exactly(observation, named, contents, wanted, cache, geometry, memo)
   local key
   if cache then
     key = { geometry }
@@ -334,8 +377,15 @@ local function exactly(observation, named, contents, wanted, cache, geometry)
     if known then return known[1], known[2] end
   end
   local lists, out = {}, {}
-  for name, access in pairs(wanted) do lists[name] = integers(contents[name], access.dtype) end
-  local facts = exact[observation.kernel](named, lists, out, observation.attributes)
+  for name, access in pairs(wanted) do
+    local last = memo[name]
+    if not last or last.bytes ~= contents[name] then
+      last = { bytes = contents[name], list = integers(contents[name], access.dtype) }
+      memo[name] = last
+    end
+    lists[name] = last.list
+  end
+  local facts = exact[observation.kernel](named, lists, out, observation.attributes, memo)
   if cache then
     if cache.count == MOST_SHAPES then cache.count, cache.known = 0, {} end
     cache.count, cache.known[key] = cache.count + 1, { out, facts }
@@ -343,29 +393,49 @@ local function exactly(observation, named, contents, wanted, cache, geometry)
   return out, facts
 end
 
+-- Items of whole views.
+local function plain_items(observation)
+  local items, touch = {}, observation.user_kernel
+  for i, access in ipairs(observation.accesses) do
+    items[i] = { view = access, write = access.write and not touch, touch = touch, parameter = access.parameter,
+      exact = false, spans = item_spans, build = spans.of_view }
+  end
+  return items
+end
+
+-- An item of what `special` says of a view, which does not say it itself.
+local function part_of(item, special)
+  if not item.of_some then
+    item.of_some = { __index = { view = item.view, write = item.write, touch = item.touch, parameter = item.parameter,
+      exact = true, spans = item_spans, values = special.values } }
+  end
+  return setmetatable({ build = special[1], pieces = special[2], of_pieces = special.of, list = nil }, item.of_some)
+end
+
 --- Items and facts: {slots | rows, parameter}. `contents[parameter]` are bytes; without one of them all that hangs on
 --- it is unknown. With a cache: `geometry` is a text that says all of the operation but its contents and where its
---- views lie.
-function accesses.expand(observation, contents, cache, geometry)
+--- views lie. `known`: the same table for each time that one observation is expanded with other contents.
+function accesses.expand(observation, contents, cache, geometry, known)
   local out, facts = {}, nil
-  local wanted = accesses.indices(observation)
+  local wanted = known and known.indices or accesses.indices(observation)
   if wanted then
-    local named, complete = by_parameter(observation), true
+    local named, complete = known and known.named or by_parameter(observation), true
+    if known then known.named = named end
     for name in pairs(wanted) do complete = complete and contents[name] end
     if complete then
-      out, facts = exactly(observation, named, contents, wanted, cache, geometry)
+      local memo = known and known.memo or {}
+      if known then known.memo = memo end
+      out, facts = exactly(observation, named, contents, wanted, cache, geometry, memo)
     else
       for name in pairs(named) do out[name] = not wanted[name] and { unknown } or nil end
     end
   end
-  local items, touch = {}, observation.user_kernel
-  for i, access in ipairs(observation.accesses) do
-    local special = access.parameter and out[access.parameter]
-    items[i] = { view = access, write = access.write and not touch, touch = touch, parameter = access.parameter,
-      exact = special ~= nil, -- the view does not say which bytes
-      spans = item_spans, done = false, build = special and special[1] or spans.of_view, pieces = special
-        and special[2],
-      of_pieces = special and special.of, values = special and special.values }
+  local items = {}
+  local plain = known and known.plain or plain_items(observation)
+  if known then known.plain = plain end
+  for i, item in ipairs(plain) do
+    local special = item.parameter and out[item.parameter]
+    items[i] = special and part_of(item, special) or item
   end
   return items, facts
 end

@@ -2,7 +2,7 @@
 --
 -- Nodes of one stream of the capture are ordered, so that a clock over these streams says which nodes come before
 -- which. From outside a replay is one piece of work of its stream: what nodes do that no index tensor decides is
--- summarized once, and a replay looks at the others alone.
+-- summarized once, and a replay looks at the rest alone.
 
 local accesses = require "nibble.checker.accesses"
 local spans = require "nibble.checker.spans"
@@ -10,9 +10,9 @@ local spans = require "nibble.checker.spans"
 local graphs = {}
 graphs.__index = graphs
 
---- `run(operation, observation, items, facts, ordered, known)` does what an operation outside of a graph does too;
---- `ordered`: but the order was looked at, `known`: and it is remembered elsewhere. `copied(items)` is told of copies
---- that run does not see.
+--- `run(operation, observation, all, items, facts, ordered, known)` does what an operation outside of a graph does too;
+--- `items`: those of `all` that are not in the summary; `ordered`: but the order was looked at, `known`: and it is
+--- remembered elsewhere. `copied(items)` is told of copies that run does not see.
 function graphs.new(memory, report, peek, run, copied)
   return setmetatable({ memory = memory, report = report, peek = peek, run = run, copied = copied, captures = {},
     graphs = {},
@@ -127,7 +127,7 @@ function graphs:finish(o)
     return
   end
   local graph = { nodes = capture.nodes, clocks = {}, places = {}, assumed = {}, expanded = {}, inputs = {},
-    writers = {},
+    writers = {}, indexed = {},
     where = o.where, closed = {}, id = o.graph }
   self.graphs[o.graph] = graph
   local seen = {}
@@ -152,6 +152,7 @@ function graphs:finish(o)
     end
     graph.expanded[k] = expanded
     if indices then
+      graph.indexed[#graph.indexed + 1] = k
       expanded.known, expanded.geometry, expanded.keys = contents_are_known(graph, k, indices), geometry_of(node), {}
       for name, access in pairs(indices) do expanded.keys[name] = key_of(access) end
       for _, access in ipairs(node.accesses) do
@@ -216,8 +217,20 @@ function graphs:check_order(graph, replay)
   end)
 end
 
--- What the nodes whose accesses never change do as one: for each storage the bytes that are read, and those that are
--- written.
+-- The items of a node that the summary has not.
+local function changing(expanded)
+  if not expanded.changing then
+    local list = {}
+    for i, item in ipairs(expanded.items) do
+      if not expanded.static[i] then list[#list + 1] = item end
+    end
+    expanded.changing = list
+  end
+  return expanded.changing
+end
+
+-- What never changes in a graph, as one: for each storage the bytes that are read, and those that are written. Also of
+-- nodes with index tensors: these, lengths and scales are read whole. `dynamic`: the nodes that do more.
 local function summarize(self, graph)
   local plan = { items = {}, dynamic = {}, copies = {}, checks = {} }
   local by_key, passes = {}, {}
@@ -225,11 +238,15 @@ local function summarize(self, graph)
     local expanded = graph.expanded[k]
     local alone = expanded.indices or node.kernel == "swizzle"
     for _, item in ipairs(expanded.items or {}) do alone = alone or not self.memory:spans(item) end
+    expanded.static = {}
     if alone then
       plan.dynamic[#plan.dynamic + 1] = k
-    else
-      if node.kernel == "copy" then plan.copies[#plan.copies + 1] = k end
-      for _, item in ipairs(expanded.items) do
+    elseif node.kernel == "copy" then
+      plan.copies[#plan.copies + 1] = k
+    end
+    for i, item in ipairs(expanded.items) do
+      local whole = expanded.indices and not (item.exact or item.write or item.touch)
+      if not alone or (whole and self.memory:spans(item)) then
         local id = item.view.storage
         local key = ("%d %s %s"):format(id, item.write, item.touch)
         local one = by_key[key]
@@ -241,6 +258,7 @@ local function summarize(self, graph)
         one.parts[#one.parts + 1] = { k = k, node = node, item = item }
         one.distinct[key_of(item.view)] = item
         if node.kernel == "copy" then passes[id] = true end
+        expanded.static[i] = true
       end
     end
   end
@@ -272,21 +290,20 @@ end
 -- Looks at index tensors again. Returns whether something has changed.
 local function refresh(self, graph)
   local peeked, fresh = {}, false
-  for _, k in ipairs(graph.plan.dynamic) do
+  for _, k in ipairs(graph.indexed) do
     local node, expanded = graph.nodes[k], graph.expanded[k]
-    if expanded.indices then
-      local contents, same = {}, expanded.contents ~= nil
-      for name, access in pairs(expanded.indices) do
-        local key = expanded.keys[name]
-        if expanded.known and peeked[key] == nil then peeked[key] = self.peek(access) or false end
-        contents[name] = expanded.known and peeked[key] or nil
-        same = same and expanded.contents[name] == contents[name]
-      end
-      if not same then
-        fresh, expanded.contents = true, contents
-        expanded.items, expanded.facts = accesses.expand(node, contents, expanded.geometry and self.shapes,
-          expanded.geometry)
-      end
+    local contents, same = {}, expanded.contents ~= nil
+    for name, access in pairs(expanded.indices) do
+      local key = expanded.keys[name]
+      if expanded.known and peeked[key] == nil then peeked[key] = self.peek(access) or false end
+      contents[name] = expanded.known and peeked[key] or nil
+      same = same and expanded.contents[name] == contents[name]
+    end
+    if not same then
+      fresh, expanded.contents = true, contents
+      expanded.items, expanded.facts = accesses.expand(node, contents, expanded.geometry and self.shapes,
+        expanded.geometry, expanded)
+      expanded.changing = nil
     end
   end
   return fresh
@@ -305,9 +322,9 @@ function graphs:replay(o, point)
           input.parameter or "an argument", input.node.operation))
     end
   end
+  if refresh(self, graph) and graph.recheck then self:check_order(graph, o.where) end
   graph.plan = graph.plan or summarize(self, graph)
   local plan = graph.plan
-  if refresh(self, graph) and graph.recheck then self:check_order(graph, o.where) end
   local whole = { name = o.operation, replay = o.where, point = point, order = self.memory:next_order() }
   local function node_of(k)
     local operation = operation_of(graph.nodes[k], o.where)
@@ -315,16 +332,18 @@ function graphs:replay(o, point)
     return operation
   end
   local racing = self.memory:conflicts(whole, plan.items)[1]
-  for _, k in ipairs(plan.dynamic) do racing = racing or self.memory:conflicts(whole, graph.expanded[k].items)[1] end
+  for _, k in ipairs(plan.dynamic) do
+    racing = racing or self.memory:conflicts(whole, changing(graph.expanded[k]))[1]
+  end
   if racing then -- which of the nodes?
     for k in ipairs(graph.nodes) do self.memory:check_order(node_of(k), graph.expanded[k].items) end
   end
   local settled = is_settled(self, plan)
-  local function run(k, static)
-    self.run(node_of(k), graph.nodes[k], graph.expanded[k].items, graph.expanded[k].facts, true, static)
+  local function run(k, items, static)
+    self.run(node_of(k), graph.nodes[k], graph.expanded[k].items, items, graph.expanded[k].facts, true, static)
   end
   if settled then
-    for _, k in ipairs(plan.dynamic) do run(k) end
+    for _, k in ipairs(plan.dynamic) do run(k, changing(graph.expanded[k])) end
     for _, item in ipairs(plan.items) do
       if item.write or item.touch then self.memory:storage(item.view.storage).version = self.memory:tick() end
     end
@@ -332,7 +351,7 @@ function graphs:replay(o, point)
   else
     local dynamic = {}
     for _, k in ipairs(plan.dynamic) do dynamic[k] = true end
-    for k in ipairs(graph.nodes) do run(k, not dynamic[k]) end
+    for k in ipairs(graph.nodes) do run(k, graph.expanded[k].items, not dynamic[k]) end
   end
   self.memory:remember(whole, plan.items)
 end

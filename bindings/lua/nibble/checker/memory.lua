@@ -240,12 +240,22 @@ function memory:find_conflicts(items, logs, known)
   return list
 end
 
+local NONE = {}
+
 --- Conflicts of an operation with the other streams.
 function memory:conflicts(operation, items)
-  local point = operation.point
-  return self:find_conflicts(items, function(item) return self:storage(item.view.storage).logs end, function(stream)
-    return stream == point.stream and math.huge or clocks.known(point, stream)
-  end)
+  local point, apart = operation.point, nil
+  for i = 1, #items do -- mostly one stream uses a storage, or the clock tells that all others are behind
+    local storage = self.storages[items[i].view.storage]
+    for stream, log in pairs(storage and storage.logs or NONE) do
+      if stream ~= point.stream and log.newest > clocks.known(point, stream) then
+        apart = apart or {}
+        if apart[#apart] ~= items[i] then apart[#apart + 1] = items[i] end
+      end
+    end
+  end
+  return apart and self:find_conflicts(apart, function(item) return self:storage(item.view.storage).logs end,
+    function(stream) return stream == point.stream and math.huge or clocks.known(point, stream) end) or NONE
 end
 
 -- The newest conflict with another stream is reported, and then all goes on as if an event ordered the two: what is
@@ -583,14 +593,19 @@ local function scales_of(observation, which)
   return op and op[which] or {}
 end
 
-local function base_of(view, page) return view.offset + page * view.stride[1] * spans.item_bytes[view.dtype] end
+-- Bytes from a page to the next.
+local function page_step(view) return view.stride[1] * spans.item_bytes[view.dtype] end
 
+-- The items of some data and of its scales.
 local function items_of(items, p)
-  local found = {}
-  for _, item in ipairs(items) do
-    if item.pieces then found[item.parameter] = item end
+  local data, scales
+  for i = 1, #items do
+    local item = items[i]
+    local name = item.pieces and item.parameter
+    if name and name == p.scales then data = item end
+    if name and name == p.name then scales = item end
   end
-  return found[p.scales], found[p.name]
+  return data, scales
 end
 
 --- Scales that were written for other data, or in another order, than they are read with. `skip[page]`: something worse
@@ -602,8 +617,10 @@ function memory:check_scales(operation, observation, items, skip)
     local mine, one, other_one = from and from.tags, from and from.uniform, of and of.uniform
     local theirs = mine and of.tags or {}
     local right = one and other_one and one.role == other_one.role and one.interleaved == (pair.interleaved or false)
+    local step, other_step = mine and page_step(scales.view), data and page_step(data.view)
     for _, piece in ipairs(mine and not right and scales.pieces or {}) do
-      local tag, other = mine[base_of(scales.view, piece[1])], theirs[base_of(data.view, piece[1])]
+      local tag = mine[scales.view.offset + piece[1] * step]
+      local other = theirs[data.view.offset + piece[1] * other_step]
       local wrong
       if tag and other and tag.role ~= other.role then
         wrong = ("those of %s, with data of %s"):format(tag.role, other.role)
@@ -620,18 +637,24 @@ function memory:check_scales(operation, observation, items, skip)
   end
 end
 
--- `uniform`: a tag that all of a storage are like; false: they are not.
-local function put_tag(storage, base, tag)
+-- The tags of a storage, of which some become like this one. `uniform`: a tag that all are like; false: they are not.
+local function tags_for(storage, tag)
   local one = storage.uniform
   if one == nil then
     storage.uniform = tag
   elseif one and (one.role ~= tag.role or one.interleaved ~= tag.interleaved) then
     storage.uniform = false
   end
-  storage.tags[base] = tag
+  storage.tags = storage.tags or {}
+  return storage.tags
 end
 
-local function start_tags(storage) storage.tags = storage.tags or {} end
+local function tag_pages(self, item, tag)
+  local tags = tags_for(self:storage(item.view.storage), tag)
+  local offset, step = item.view.offset, page_step(item.view)
+  for _, piece in ipairs(item.pieces) do tags[offset + piece[1] * step] = tag end
+end
+
 local function drop_tags(storage) storage.tags, storage.uniform = nil, nil end
 
 --- Notes what an operation makes of scales; what is written otherwise is not known to be any.
@@ -639,12 +662,10 @@ function memory:tag(operation, observation, items, passing)
   local written = scales_of(observation, "scales_written")
   if written[1] then
     for _, pair in ipairs(written) do
-      for _, item in ipairs({ items_of(items, pair) }) do
-        local storage = self:storage(item.view.storage)
-        start_tags(storage)
-        local tag = { role = pair.side, interleaved = false, operation = operation }
-        for _, piece in ipairs(item.pieces) do put_tag(storage, base_of(item.view, piece[1]), tag) end
-      end
+      local data, scales = items_of(items, pair)
+      local tag = { role = pair.side, interleaved = false, operation = operation }
+      if data then tag_pages(self, data, tag) end
+      if scales then tag_pages(self, scales, tag) end
     end
     return
   end
@@ -659,7 +680,7 @@ function memory:tag(operation, observation, items, passing)
   if not source.tags then
     drop_tags(target)
   elseif #from.shape == 4 and #to.shape == 4 then -- whole pages
-    local stride, other = from.stride[1] * spans.item_bytes[from.dtype], to.stride[1] * spans.item_bytes[to.dtype]
+    local stride, other = page_step(from), page_step(to)
     local moved = {}
     for base, tag in pairs(source.tags) do
       local page = (base - from.offset) // stride
@@ -668,11 +689,11 @@ function memory:tag(operation, observation, items, passing)
           operation = operation } or tag
       end
     end
-    start_tags(target)
-    for base, tag in pairs(moved) do put_tag(target, base, tag) end
+    target.tags = target.tags or {}
+    for base, tag in pairs(moved) do tags_for(target, tag)[base] = tag end
   elseif source.tags[from.offset] then -- of one page
-    start_tags(target)
-    put_tag(target, to.offset, source.tags[from.offset])
+    local tag = source.tags[from.offset]
+    tags_for(target, tag)[to.offset] = tag
   end
 end
 

@@ -361,6 +361,7 @@ end
 --- Compares the slots, the rows of a block table, or the pages that are read, with the books. Returns the pages of
 --- which something was reported.
 function owners:check(operation, items, facts)
+  if not next(self.pools) then return nil end
   local flagged, caches, allocators, views, value_views = {}, {}, {}, {}, {}
   for _, item in ipairs(items) do
     local watchers = item.pieces and self.pools[item.view.storage]
