@@ -324,6 +324,45 @@ get(P, {{0}}, {4})]]
         .. "{{0}}, {4}) --1 --break"))
     clean(program:format("", "", "", "mat(nibble.quantization.swizzle_v_scales(P.kv_cache_sf[2]:clone(), 'HND'))"))
   end)
+
+  it("as quantize_cache leaves them", function()
+    local program = [[
+local x = nibble.randn({4, 2, 4, 64}, {dtype = "bfloat16"})
+local cache, sf = nibble.quantization.nvfp4_quantize_paged_kv_cache(x, x, "HND") %s
+local function mat(v_sf)
+  nibble.quantization.nvfp4_kv_materialize_fp8(cache[1], cache[2], sf[1], v_sf, i32 {{0, 1}}, i32 {4}, 8) %s
+end
+mat(sf[2])
+%s]]
+    clean(program:format("", "", ""))
+    fault("wrong scales", "reads the scales of page 0 of v_block_scales, which are linear, as interleaved",
+      program:format("", "--1",
+        "mat(nibble.quantization.swizzle_v_scales(sf[2], 'HND', {inverse = true})) --2 --break"))
+    fault("wrong scales", "reads the scales of page 1 of kv_cache_sf %(V%), which are interleaved, as linear ones",
+      program:format("--2", "", "get({paged_kv_cache = cache, kv_cache_sf = sf, kv_layout = 'HND'}, {{1}}, {4}) "
+        .. "--1 --break"))
+  end)
+
+  it("as old as the entries that are read", function()
+    local program = [[
+local P = new_pool("HND")
+local k, v = table.unpack(P.paged_kv_cache)
+local sf = nibble.zeros(P.kv_cache_sf[2].shape, {dtype = "float8_e4m3fn"})
+local function copy() nibble.quantization.swizzle_v_scales(P.kv_cache_sf[2], "HND", {out = sf}) end
+local function mat(length)
+  nibble.quantization.nvfp4_kv_materialize_fp8(k, v, P.kv_cache_sf[1], sf, i32 {{0, 1}}, i32 {length}, 8) --1
+end
+put(P, {0, 1, 2, 3, 4})
+copy()
+mat(5)
+put(P, {5}) --2
+mat(5)
+%s
+mat(6) --break]]
+    clean(program:format("copy()"))
+    fault("wrong scales", "reads the scales of page 1 of v_block_scales, an interleaved copy that is older than what "
+      .. ".*append.* has written to entry 1", program:format(""))
+  end)
 end)
 
 describe("pages.watch #quick", function()

@@ -21,7 +21,8 @@
 --   foreign row     a row of a table that no live request has          |
 --   beyond length   a token that the request has not (any more)        |
 --   missing page    -1, or no page of the cache, inside a length      /
---   wrong scales    scales of K with data of V, or linear ones where interleaved ones are read, or the other way round
+--   wrong scales    scales of K with data of V, or linear ones where interleaved ones are read, or the other way round,
+--                   or an interleaved copy that is older than the entries that are read
 --   closed          a replay that reads a tensor which was closed: nothing can give it other values any more
 --   unjoined        a stream that was forked in a capture and not joined back
 --

@@ -17,7 +17,7 @@
 --            and "x (V)", and have descriptions of their own in `tensors`, which lists every tensor of the call (and
 --            `indices`, `scales_read`, `scales_written` some)
 --   side     of a pair's part: K or V
---   scales   the tensor whose block scales it holds; `interleaved`: in the order that materialize wants
+--   scales   the tensor whose block scales it holds; `interleaved`: in the order that materialize wants, of a pair "V"
 --   optional, option   it may be nil; it stands in the last table
 --   number   a Lua number does as well
 --   in_place   the option with which an input is written too
@@ -141,7 +141,10 @@ local operations = {
       number_scale("k_global_sf", { option = true, optional = true, attribute = "global_sf", beside = "k_cache" }),
       number_scale("v_global_sf", { option = true, optional = true, attribute = "global_sf", beside = "v_cache" }),
     },
-    results = { { "kv_cache", pair = true }, { "kv_sf", pair = true }, { "k_scale" }, { "v_scale" } },
+    results = {
+      { "kv_cache", pair = true }, { "kv_sf", pair = true, scales = "kv_cache", interleaved = "V" }, { "k_scale" },
+      { "v_scale" },
+    },
   },
   {
     name = "mla.cake_dsv4_nvfp4_rope_quantize_insert", kernel = "rope_insert", flashinfer = true,
@@ -211,6 +214,7 @@ local function part_of(p, letter)
   part.name, part.pair, part.shape = ("%s (%s)"):format(p.name, letter), nil, p.shape and {}
   for i, size in ipairs(p.shape or {}) do part.shape[i] = size:gsub("?", letter:lower()) end
   part.side, part.scales = letter, p.scales and ("%s (%s)"):format(p.scales, letter)
+  part.interleaved = p.interleaved == letter
   return part
 end
 
@@ -241,6 +245,9 @@ for _, op in ipairs(operations) do
     local scales = p.role == "out" and op.scales_written or op.scales_read
     if p.scales then scales[#scales + 1] = p end
     if p.role == "index" then op.indices[p.name], operations.index_parameters[p.name] = true, true end
+  end
+  for _, result in ipairs(single(op.results)) do
+    if result.scales then op.scales_written[#op.scales_written + 1] = result end
   end
   operations.named[op.name] = op
   operations.of_kernel[op.kernel] = operations.of_kernel[op.kernel] or op

@@ -600,16 +600,23 @@ local function page_step(view) return view.stride[1] * spans.item_bytes[view.dty
 local function items_of(items, p)
   local data, scales
   for i = 1, #items do
-    local item = items[i]
-    local name = item.pieces and item.parameter
-    if name and name == p.scales then data = item end
-    if name and name == p.name then scales = item end
+    local name = items[i].parameter
+    if name == p.scales then data = items[i] elseif name == p.name then scales = items[i] end
   end
   return data, scales
 end
 
---- Scales that were written for other data, or in another order, than they are read with. `skip[page]`: something worse
---- was reported.
+-- What was written to a page's entries since its scales were copied: the operation, the entry; or nil.
+local function written_since(self, tag, piece)
+  local source = tag.source and self.storages[tag.source]
+  local entries = source and source.entries and source.entries[tag.base]
+  for entry = piece[2], entries and piece[2] + piece[3] - 1 or -1 do
+    if entries[entry] and entries[entry].time > tag.time then return entries[entry].operation, entry end
+  end
+end
+
+--- Scales that were written for other data, or in another order, than they are read with, or copied before the data
+--- was. `skip[page]`: something worse was reported.
 function memory:check_scales(operation, observation, items, skip)
   for _, pair in ipairs(scales_of(observation, "scales_read")) do
     local data, scales = items_of(items, pair)
@@ -618,17 +625,20 @@ function memory:check_scales(operation, observation, items, skip)
     local theirs = mine and of.tags or {}
     local right = one and other_one and one.role == other_one.role and one.interleaved == (pair.interleaved or false)
     local step, other_step = mine and page_step(scales.view), data and page_step(data.view)
-    for _, piece in ipairs(mine and not right and scales.pieces or {}) do
+    for _, piece in ipairs(mine and (not right or from.has_copies) and scales.pieces or {}) do
       local tag = mine[scales.view.offset + piece[1] * step]
       local other = theirs[data.view.offset + piece[1] * other_step]
-      local wrong
-      if tag and other and tag.role ~= other.role then
+      local wrong, writer, entry
+      if tag then writer, entry = written_since(self, tag, piece) end
+      if writer then
+        wrong = ("an interleaved copy that is older than what %s has written to entry %d"):format(writer.name, entry)
+      elseif tag and other and tag.role ~= other.role then
         wrong = ("those of %s, with data of %s"):format(tag.role, other.role)
       elseif tag and tag.interleaved ~= (pair.interleaved or false) then
         wrong = tag.interleaved and "which are interleaved, as linear ones" or "which are linear, as interleaved ones"
       end
       if wrong and not (skip and skip[piece[1]]) then
-        self.report("wrong scales", operation, tag.operation,
+        self.report("wrong scales", operation, writer or tag.operation,
           ("%s reads the scales of page %d of %s, %s"):format(operation.name,
           piece[1], scales.parameter, wrong), { item = scales })
         return
@@ -649,10 +659,20 @@ local function tags_for(storage, tag)
   return storage.tags
 end
 
+-- Tags the pages that an item writes. `entries`: by page, who wrote each; kept when somebody has a copy.
 local function tag_pages(self, item, tag)
-  local tags = tags_for(self:storage(item.view.storage), tag)
-  local offset, step = item.view.offset, page_step(item.view)
-  for _, piece in ipairs(item.pieces) do tags[offset + piece[1] * step] = tag end
+  local storage = self:storage(item.view.storage)
+  local tags, entries, offset, step = tags_for(storage, tag), storage.entries, item.view.offset, page_step(item.view)
+  for _, piece in ipairs(item.pieces or {}) do
+    local base = offset + piece[1] * step
+    tags[base] = tag
+    if entries then
+      local list = entries[base] or {}
+      entries[base] = list
+      for entry = piece[2], piece[2] + piece[3] - 1 do list[entry] = tag end
+    end
+  end
+  for page = 0, item.pieces and -1 or item.view.shape[1] - 1 do tags[offset + page * step] = tag end
 end
 
 local function drop_tags(storage) storage.tags, storage.uniform = nil, nil end
@@ -663,9 +683,12 @@ function memory:tag(operation, observation, items, passing)
   if written[1] then
     for _, pair in ipairs(written) do
       local data, scales = items_of(items, pair)
-      local tag = { role = pair.side, interleaved = false, operation = operation }
+      local tag = { role = pair.side, interleaved = false, operation = operation, time = self:tick() }
       if data then tag_pages(self, data, tag) end
-      if scales then tag_pages(self, scales, tag) end
+      if scales then
+        tag_pages(self, scales, pair.interleaved and { role = pair.side, interleaved = true, operation = operation,
+          time = tag.time } or tag)
+      end
     end
     return
   end
@@ -685,9 +708,14 @@ function memory:tag(operation, observation, items, passing)
     for base, tag in pairs(source.tags) do
       local page = (base - from.offset) // stride
       if (base - from.offset) % stride == 0 and page >= 0 and page < from.shape[1] then
-        moved[to.offset + page * other] = passing.swizzle and { role = tag.role, interleaved = not passing.inverse,
-          operation = operation } or tag
+        moved[to.offset + page * other] = not passing.swizzle and tag or passing.inverse
+          and { role = tag.role, interleaved = false, operation = operation, time = self:tick() }
+          or { role = tag.role, interleaved = true, operation = operation, time = self:tick(), source = from.storage,
+            base = base }
       end
+    end
+    if passing.swizzle and not passing.inverse then
+      source.entries, target.has_copies = source.entries or {}, true
     end
     target.tags = target.tags or {}
     for base, tag in pairs(moved) do tags_for(target, tag)[base] = tag end
