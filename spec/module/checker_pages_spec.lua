@@ -284,6 +284,30 @@ a:scope(function()
   graph:replay()
 end)]])
   end)
+
+  it("in a graph that writes an index tensor before each use", function()
+    local program = POOL .. [[
+local r, old = A:allocate(4), A:allocate(4)
+local slots, rows = nibble.tensor(A:slots(r)), bf16(4, 2, 64)
+local first, second = slots:clone(), nibble.tensor(A:slots(old))
+local graph = main:capture(function()
+  slots:copy(first)
+  put(P, slots, rows) %s
+  slots:copy(second)
+  put(P, slots, rows) %s
+end)
+graph:replay() %s
+%s
+graph:replay() %s
+assert(#select(2, nibble.check_reports()) == 0)]]
+    clean(program:format("", "", "", "", ""))
+    fault("freed page", "append.* writes page 1 %(slot_mapping index 0%), which was given back",
+      program:format("", "--1", "", "A:free(old) --2 --break", "--3"))
+    fault("freed page", "append.* writes page 0 %(slot_mapping index 0%), which was given back",
+      program:format("--1", "", "", "A:free(r) --2 --break", "--3"))
+    fault("duplicate slot", "append.* writes entry 1 of page 0 twice",
+      program:format("--1", "", "", "first:fill(1) --break", "--3"))
+  end)
 end)
 
 describe("checked mode knows scales #quick", function()

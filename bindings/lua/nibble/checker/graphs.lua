@@ -91,19 +91,27 @@ local function find_contested(graph)
   return contested
 end
 
--- Index tensors are looked at after the replay. What they hold then is what the node reads if one node before it writes
--- them, or none does.
-local function contents_are_known(graph, k, indices)
-  for _, access in pairs(indices) do
-    local writers = graph.writers[access.storage] or {}
-    if #writers > 1 or (writers[1] and writers[1] >= k) then return false end
-  end
-  return true
-end
-
 local function key_of(access)
   return ("%d;%d;%s;%s;%s"):format(access.storage, access.offset, access.dtype, table.concat(access.shape, ","),
     table.concat(access.stride, ","))
+end
+
+-- Where to find what node k reads in an index tensor, when it is looked at after the replay: there, if nothing writes it
+-- later; if something does, in what the last copy before the node took it from, unless the graph writes that too. Else
+-- nil.
+local function content_of(graph, k, access)
+  local before, later
+  for _, i in ipairs(graph.writers[access.storage] or {}) do
+    if i < k then before = i else later = true end
+  end
+  if not later then return access end
+  local node, from, to = graph.nodes[before], nil, nil
+  for _, other in ipairs(node and node.kernel == "copy" and node.accesses or {}) do
+    if other.write then to = other else from = other end
+  end
+  local whole = to and key_of(to) == key_of(access) and from.dtype == to.dtype
+    and table.concat(from.shape, ",") == table.concat(to.shape, ",")
+  return whole and not graph.writers[from.storage] and from or nil
 end
 
 -- All of a node that decides what `accesses.expand` makes of contents.
@@ -146,15 +154,21 @@ function graphs:finish(o)
   for k, node in ipairs(graph.nodes) do
     local indices = accesses.indices(node)
     local expanded = { indices = indices }
-    if indices and not contents_are_known(graph, k, indices) then
-      self.memory.note(("what %s (%s) does in a graph that writes its index tensors twice, or after their use"):format(
-        node.operation, node.where or "?"))
-    end
     graph.expanded[k] = expanded
     if indices then
       graph.indexed[#graph.indexed + 1] = k
-      expanded.known, expanded.geometry, expanded.keys = contents_are_known(graph, k, indices), geometry_of(node), {}
-      for name, access in pairs(indices) do expanded.keys[name] = key_of(access) end
+      expanded.geometry, expanded.contents_of, expanded.keys = geometry_of(node), {}, {}
+      local known = true
+      for name, access in pairs(indices) do
+        local content = content_of(graph, k, access)
+        known, expanded.contents_of[name] = known and content ~= nil, content
+        expanded.keys[name] = content and key_of(content)
+        graph.in_order = graph.in_order or known and content ~= access -- whose table it is changes on the way
+      end
+      if not known then
+        self.memory.note(("what %s (%s) does in a graph that writes its index tensors after their use"):format(
+          node.operation, node.where or "?"))
+      end
       for _, access in ipairs(node.accesses) do
         graph.recheck = graph.recheck or graph.contested[access.storage] -- what is contested depends on contents
       end
@@ -293,10 +307,10 @@ local function refresh(self, graph)
   for _, k in ipairs(graph.indexed) do
     local node, expanded = graph.nodes[k], graph.expanded[k]
     local contents, same = {}, expanded.contents ~= nil
-    for name, access in pairs(expanded.indices) do
+    for name in pairs(expanded.indices) do
       local key = expanded.keys[name]
-      if expanded.known and peeked[key] == nil then peeked[key] = self.peek(access) or false end
-      contents[name] = expanded.known and peeked[key] or nil
+      if key and peeked[key] == nil then peeked[key] = self.peek(expanded.contents_of[name]) or false end
+      contents[name] = key and peeked[key] or nil
       same = same and expanded.contents[name] == contents[name]
     end
     if not same then
@@ -338,7 +352,7 @@ function graphs:replay(o, point)
   if racing then -- which of the nodes?
     for k in ipairs(graph.nodes) do self.memory:check_order(node_of(k), graph.expanded[k].items) end
   end
-  local settled = is_settled(self, plan)
+  local settled = not graph.in_order and is_settled(self, plan)
   local function run(k, items, static)
     self.run(node_of(k), graph.nodes[k], graph.expanded[k].items, items, graph.expanded[k].facts, true, static)
   end
