@@ -124,7 +124,7 @@ describe("nibble #quick", function()
     failed(result, 1, "^nibble: a\\x1B%[31mb\n\tc\\xFF\\u{9B}d\\u{202E}\xc3\xa9\nstack traceback:\n")
     failed(nibble "'--\27c'", 2, "^nibble: unknown option %-%-\\x1Bc %(")
     failed(nibble "'/no/\7.lua'", 1, "^nibble: cannot open /no/\\x07%.lua")
-    failed(nibble "scenario '\27c'", 2, "^nibble scenario: \\x1Bc is no scenario")
+    failed(nibble "scenario '\27c'", 2, "^nibble scenario: there is no scenario \\x1Bc")
   end)
 
   it("has an error where there is no memory, whatever it is for", function()

@@ -498,10 +498,10 @@ describe("a trace that is executed again", function()
   it("refuses what it cannot execute, before it does anything #quick", function()
     for _, case in ipairs {
       { { kind = "work", kernel = "mine", user_kernel = true, stream = 1, accesses = {} },
-        "line 2: the user's kernel mine cannot be" },
+        "line 2: the user kernel mine cannot be" },
       { { kind = "work", kernel = "unknown", stream = 1, accesses = {} },
         "line 2: kernel unknown cannot be executed again" },
-      { { kind = "work", stream = 1, accesses = {}, operation = "stream:call" }, "line 2: a function of the host's" },
+      { { kind = "work", stream = 1, accesses = {}, operation = "stream:call" }, "line 2: a function of the host " },
     } do
       local result, message = replay { header = {}, list = { case[1] } }
       assert.is_nil(result)

@@ -45,7 +45,7 @@ describe("a scenario's cache #quick", function()
       local cache = small(run)
       cache:admit(3)
       cache:load()
-    end, "cache:load: rows: expected at least the 3 tokens that wait (flush appends them without a graph), got 2")
+    end, "cache:load: rows: expected at least the 3 waiting tokens (flush appends them without a graph), got 2")
     for message, step in pairs {
       ["cache:load: max_len: expected at least the 17 tokens of request 1, got 16"] = function(cache)
         cache:extend(cache.live[1], 16)
@@ -54,10 +54,10 @@ describe("a scenario's cache #quick", function()
         cache:admit(0)
         cache:admit(0)
       end,
-      ["cache:admit: what: expected a number of tokens or a text (a list of them), got -1"] =
+      ["cache:admit: what: expected a number of tokens or a list of tokens, got -1"] =
         function(cache) cache:admit(-1) end,
-      ["cache:admit: what: expected a number of tokens or a text"] = function(cache) cache:admit() end,
-      ["cache:extend: what: expected tokens 0..63, rows of the source, got 64"] = function(cache)
+      ["cache:admit: what: expected a number of tokens or a list of tokens"] = function(cache) cache:admit() end,
+      ["cache:extend: what: expected tokens 0..63 (rows of the source), got 64"] = function(cache)
         cache:extend(cache.live[1], { 0, 64 })
       end,
       ["allocator:free: request: expected a live request, got one that was freed"] = function(cache)
@@ -78,7 +78,7 @@ describe("a scenario's cache #quick", function()
     fails(function(run)
       local cache = small(run)
       cache:extend(cache:fork((cache:admit(3))), 1)
-    end, "cache:copy_page: source: expected a page that was written")
+    end, "cache:copy_page: source: expected a written page")
     fails(function(run) run:graph("x", function() end, "again") end,
       'run:graph: how: expected "update", "capture" or nil, got again')
   end)

@@ -372,7 +372,7 @@ describe("nibble scenario", function()
       }]])
     for where, expected in pairs {
       setup = "step 0: ./deep.lua:4: pages.caches: head_dim: expected a multiple of 16, got 24",
-      step = "step 1: ./deep.lua:8: cache:admit: what: expected tokens 0..63, rows of the source, got 64",
+      step = "step 1: ./deep.lua:8: cache:admit: what: expected tokens 0..63 (rows of the source), got 64",
       captured = "step 1: ./deep.lua:15: tensor:narrow: ",
         check = "step 1: ./deep.lua:20: attempt to index a nil value",
     } do
@@ -450,7 +450,8 @@ describe("nibble scenario", function()
     write("taken.lua", parameters "seed = { 3 }")
     write("no_name.lua", parameters "['a-b'] = { 3 }")
     for words, message in pairs {
-      ["nonsense"] = "nonsense is no scenario", ["./nowhere.lua"] = "the file cannot be read", ["list all"] = "got all",
+      ["nonsense"] = "there is no scenario nonsense", ["./nowhere.lua"] = "the file cannot be read",
+      ["list all"] = "got all",
       ["--steps 4"] = "a scenario's name before --steps", ["decode steps"] = "unknown option steps",
       ["decode --frobnicate"] = "unknown option --frobnicate", ["decode --steps"] = "--steps needs a value",
       ["decode --steps ten"] = "--steps: expected an integer >= 1, got ten", ["decode --steps=0"] = ">= 1, got 0",
@@ -462,7 +463,7 @@ describe("nibble scenario", function()
       ["decode --device abacus"] = '--device: "abacus"',
       ["./no_table.lua"] = "expected a file that returns a table, got number", ["./no_lua.lua"] = "no_lua.lua:1:",
       ["./no_field.lua"] = "stpe: expected a known field, got function",
-        ["./no_step.lua"] = "step: expected one, got none",
+        ["./no_step.lua"] = "the field step is missing",
       ["./no_default.lua"] = "a: expected a table with a default",
         ["./no_range.lua"] = "a: expected min, max, multiple",
       ["./no_type.lua"] = "a: expected min, max, multiple, help, any and choices, got 2",

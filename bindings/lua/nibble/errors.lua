@@ -1,9 +1,9 @@
---- How far what a cache stored is from its inputs, per layer, K or V and head: for a scenario's output and its report.
+--- Quantization errors of a run's caches by layer, K or V, and head, for a scenario's output and its report.
 --
 --   local errors = require("nibble.errors").measure(run)      -- nil when the run has no cache
 --   print(require("nibble.errors").text(errors))
 --
--- Errors are of the tokens that were appended, as the ledger has them: all that a cache holds was compared with it.
+-- They are computed for the appended tokens from the ledger, whose bytes the caches were compared with.
 
 local explain = require "nibble.explain"
 local numbers = require "nibble.numbers"
@@ -12,10 +12,9 @@ local show = require "nibble.show"
 
 local errors = {}
 
-local MOST_TOKENS = 512 -- of the map
+local MOST_TOKENS = 512 -- in the map
 
--- One side of a layer: the error of each of its elements, in half steps of E2M1 at its block's scale, is added to
--- `all`.
+-- Measures K or V of a layer. Adds the error of each element to `all`, in half steps of E2M1 at its block's scale.
 local function measure_side(cache, layer, i, source, all)
   local heads, dim, g = cache.heads, cache.dims[i], layer.scales[i]
   local tokens, blocks = {}, dim // 16
@@ -52,10 +51,10 @@ end
 ---                        (empty: unused)
 ---@field histogram {low: number, high: number, counts: integer[]}  of all errors in half steps
 ---@field ratios number[]
----@field fine boolean     whether all are within the bound
+---@field fine boolean     whether all errors are within the bound
 ---@field underflow integer  elements with a subnormal scale, which has no bound
 
---- The errors of all that a run's caches stored.
+--- The errors of all caches of a run; nil if it has none.
 ---@param run nibble.run
 ---@return nibble.errors?
 function errors.measure(run)
@@ -69,7 +68,7 @@ function errors.measure(run)
         if #run.caches > 1 then side.layer = #cache.layers > 1 and cache.name .. ": " .. side.layer or cache.name end
         all.list[#all.list + 1] = side
         all.underflow = all.underflow + side.underflow
-        -- x * (1 / unit) is rounded twice before it is compared with a tie
+        -- x * (1 / unit) is rounded twice before it is compared with a tie.
         for _, head in ipairs(side.heads) do all.fine = all.fine and head.worst <= 1 + 1e-6 end
       end
     end
@@ -85,7 +84,7 @@ function errors.measure(run)
   return all
 end
 
---- The same as a table and a histogram for a terminal.
+--- The errors as a table and a histogram for a terminal.
 ---@param all nibble.errors
 ---@return string
 function errors.text(all)

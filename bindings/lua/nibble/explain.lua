@@ -1,13 +1,11 @@
---- How one value of a cache was made, and how far what is stored is from its inputs.
+--- Explains how a value of a cache was quantized, and measures quantization errors.
 --
---   nibble.explain(pool, { slot = 5, head = 1, dim = 17, global_scale = g, input = row })       -- prints it
---                                                                                               (explain.value)
+--   nibble.explain(pool, { slot = 5, head = 1, dim = 17, global_scale = g, input = row })       -- prints explain.value
 --   nibble.explain(pool, { kv = "V", page = 2, entry = 1, head = 1, dim = 17, interleaved = true })
---   nibble.explain(records, { slot = 5, dim = 460 })                                            -- DeepSeek-V4's
---                                                                                               records
+--   nibble.explain(records, { slot = 5, dim = 460 })                                            -- of DeepSeek-V4
 --
---   local head = explain.head()              -- the error of many blocks of a head
---   local rms = head:add(inputs, codes, scale_byte, g)   -- of a block of 16, in percent of its inputs
+--   local head = explain.head()              -- the errors of the blocks of a head
+--   local rms = head:add(inputs, codes, scale_byte, g)   -- error of a block of 16, in percent of its inputs
 --   head:result()                            -- {rms, worst, max, zero, saturated, count, underflow}
 --
 -- Slots, pages, entries, heads, dimensions and blocks are data and count from 0.
@@ -46,7 +44,7 @@ local function is_tensor(x) return type(x) == "userdata" and pcall(function() re
 local head = {}
 head.__index = head
 
---- Errors of a head's blocks, to be added one by one. `ratios`: a list that gets each error in half steps.
+--- Collects the errors of a head's blocks. Each error in half steps is appended to the list `ratios`.
 ---@param ratios? number[]
 function explain.head(ratios)
   return setmetatable({
@@ -54,8 +52,8 @@ function explain.head(ratios)
   }, head)
 end
 
---- A block: 16 inputs, codes, the scale byte and the global scale. Returns its rms error in percent of the rms of its
---- inputs.
+--- Adds a block: 16 inputs, 16 codes, the scale byte and the global scale. Returns its rms error in percent of the rms
+--- of its inputs.
 ---@param inputs number[]
 ---@param codes integer[]
 ---@param scale_byte integer
@@ -93,7 +91,7 @@ end
 
 ------------------------------------------------------------------------------------------------------------- places
 
--- A tensor's element as a place: its byte in the storage.
+-- The place of a tensor's element: storage and byte.
 local function place(tensor, at)
   local storage, offset = tensor:storage()
   local sizes = numbers.floats[tensor.dtype] or numbers.integers[tensor.dtype]
@@ -106,12 +104,12 @@ local function bytes_of(tensor, at, count)
   return tensor:narrow(1, at[#at] + 1, count):bytes()
 end
 
--- Where V's scale of (token, block) is when four tokens are interleaved.
+-- The place of V's scale of (token, block) in 4-token-interleaved order.
 local function interleave(token, block, blocks)
   return 4 * (token // 4) + block // (blocks // 4), 4 * (block % (blocks // 4)) + token % 4
 end
 
--- Page and entry of the options.
+-- The page and entry that the options name.
 local function find_slot(opts, num_pages, page_size)
   if opts.slot ~= nil then
     local slot = index(opts, "slot", num_pages * page_size)
@@ -128,7 +126,7 @@ local function codes_of(bytes)
   return codes
 end
 
--- The 16 inputs of a block from the block itself, a row of the head, or a row of all heads.
+-- The 16 inputs of a block. The option `input` is the block, a row of the head, or a row of all heads.
 local function block_inputs(input, dim, heads, head_index, block)
   local list = {}
   local function flatten(x)
@@ -158,7 +156,7 @@ end
 
 local function word(x) return numbers.format("%.9g", x) end
 
--- The lines that are the same for a block of any cache. `f` is filled in.
+-- The lines about a block that all caches share. Fills in `f`.
 local function describe(f, inputs, divisor, nan_code)
   local reference = require "nibble.reference"
   local lines = {}
@@ -262,7 +260,7 @@ end
 
 local NOPE, RECORD, SCALES = 448, 352, 32
 
--- One of the last 64 dimensions: a bfloat16 number as it is.
+-- One of the last 64 dimensions, which are stored as bfloat16.
 local function rope(f, bytes, row, opts)
   local lines = {}
   local function say(name, format, ...) lines[#lines + 1] = ("  %-15s "):format(name) .. numbers.format(format, ...) end
@@ -332,26 +330,26 @@ end
 ------------------------------------------------------------------------------------------------------------------ all
 
 ---@class nibble.explain_options
----@field slot? integer       or: page and entry
+---@field slot? integer       instead of page and entry
 ---@field page? integer
 ---@field entry? integer
 ---@field head? integer       default 0
 ---@field dim? integer        default 0
 ---@field kv? "K"|"V"         default "K"
----@field sf? nibble.tensor[] scales, when `cache` is the data alone: a pair {k, v} or one tensor
+---@field sf? nibble.tensor[] the scales if `cache` is only the data: a pair {k, v} or one tensor
 ---@field kv_layout? nibble.layout  default: the caches' own, or "NHD"
 ---@field interleaved? boolean      V's scales are interleaved (swizzle_v_scales)
 ---@field global_scale? nibble.scale  default 1
 ---@field input? number[]|nibble.tensor  what was quantized: the block's 16 numbers, the head's row or the token's [heads, head_dim]
----@field position? integer         of a record's RoPE dimensions, with
+---@field position? integer         for RoPE dimensions of a record, together with cos_sin_cache
 ---@field cos_sin_cache? nibble.tensor
 
 local OPTIONS = " slot page entry head dim kv sf kv_layout interleaved global_scale input position cos_sin_cache "
 
---- How a value of a cache came about, in words, and the same as fields: page, entry, slot, head, dim, block, element,
---- scale_byte, scale, global_scale, codes, code, value, decoded, code_place and scale_place {storage, byte}; with an
---- input also input, block_maximum, error, as_stored (whether code and scale are what the input gives). Waits for what
---- writes the cache.
+--- Explains a value of a cache, as text and as fields: page, entry, slot, head, dim, block, element, scale_byte, scale,
+--- global_scale, codes, code, value, decoded, code_place and scale_place {storage, byte}. With an input there are also
+--- input, block_maximum, error and as_stored (whether the input gives the stored code and scale). Waits for the work
+--- that writes the cache.
 ---@param cache nibble.caches|nibble.cache|nibble.tensor  of pages.caches; data alone (with `sf`); or DeepSeek-V4's records
 ---@param opts nibble.explain_options
 ---@return string text
@@ -370,7 +368,7 @@ function explain.value(cache, opts)
   return (is_record and record or paged)(cache, opts)
 end
 
---- nibble.explain: prints what `value` says.
+--- nibble.explain: prints the text of `value`.
 function explain.print(cache, opts)
   local text = explain.value(cache, opts)
   print(text)

@@ -1,12 +1,11 @@
---- JSON, strictly: what traces are written in.
+--- A strict reader and writer of JSON, the format of traces.
 --
 --   json.encode({ a = { 1, 2.5 }, b = json.null, c = json.list {} })   -- '{"a":[1,2.5],"b":null,"c":[]}'
---   local value, message = json.decode(text)                           -- nil, message for what is no JSON
+--   local value, message = json.decode(text)                           -- nil, message if the text is not JSON
 --
--- Integers keep their 64 bits. A table with an element 1 is an array (all of its keys must be 1..#t), as is one that
--- json.list made; any other is an object, whose keys must be strings; they are written in their order. Numbers that
--- JSON does not have (NaN, infinities) are errors. Read: objects and arrays as tables, arrays with json.list's
--- metatable, null as json.null.
+-- Integers keep all 64 bits. A table that json.list made or that has an element 1 is an array, and its keys must be
+-- 1..#t. Any other table is an object, whose keys must be strings; they are written in sorted order. NaN and infinities
+-- are errors. The reader returns arrays with the metatable of json.list, and null as json.null.
 
 local numbers = require "nibble.numbers"
 
@@ -16,7 +15,7 @@ json.null = setmetatable({}, { __tostring = function() return "null" end, __name
 
 local list_class = { __name = "json.list" }
 
---- Makes a table an array, also an empty one.
+--- Marks a table as an array, so that an empty one is written as [].
 ---@param t table
 ---@return table t
 function json.list(t) return setmetatable(t, list_class) end
@@ -50,7 +49,7 @@ local function encode_table(t, out, depth)
   local keys = {}
   for key in pairs(t) do
     if type(key) ~= "string" then
-      error("json.encode: value: expected an object of string keys, got a key of type " .. type(key), 0)
+      error("json.encode: value: expected an object with string keys, got a key of type " .. type(key), 0)
     end
     keys[#keys + 1] = key
   end
@@ -75,13 +74,13 @@ function encode_value(value, out, depth)
     out[#out + 1] = tostring(value)
   elseif kind == "number" then
     if value ~= value or math.abs(value) == math.huge then
-      error("json.encode: value: expected a number of JSON, got " .. value, 0)
+      error("json.encode: value: expected a finite number, got " .. value, 0)
     end
     local text = numbers.format("%.15g", value)
     if tonumber(text) ~= value then text = numbers.format("%.17g", value) end
-    out[#out + 1] = text:find("[.e]") and text or text .. ".0" -- a float stays one
+    out[#out + 1] = text:find("[.e]") and text or text .. ".0" -- so that it is read as a float
   else
-    error("json.encode: value: expected a value of JSON, got a " .. kind, 0)
+    error("json.encode: value: expected a table, a string, a number, a boolean or json.null, got a " .. kind, 0)
   end
 end
 
@@ -107,7 +106,7 @@ local function hex(text, at)
   return tonumber(text:match("^%x%x%x%x", at) or fail(at, "four hexadecimal digits"), 16)
 end
 
--- A string whose quote is at `at`; returns it and what is behind it.
+-- Reads the string whose quote is at `at`. Returns it and the position after it.
 local function decode_string(text, at)
   local parts, from = {}, at + 1
   while true do
@@ -207,7 +206,7 @@ function decode_value(text, at, depth)
   return decode_number(text, at)
 end
 
---- The value of a JSON text. `nil, message` when it is none.
+--- Decodes a JSON text. Returns `nil, message` if it is not JSON.
 ---@param text string
 ---@return any
 ---@return string? message

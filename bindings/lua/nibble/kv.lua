@@ -1,20 +1,19 @@
---- A scenario's paged KV cache: pages and pools of one or more layers, requests that know their text, the tensors that
---- graphs read, and a ledger of every byte.
+--- A scenario's paged KV cache: pages and pools of one or more layers, requests that know their tokens, the tensors
+--- that graphs read, and a ledger of every byte.
 --
---   local cache = run:cache { num_pages = 32, page_size = 16, num_kv_heads = 2, head_dim = 64, batch = 4, max_len = 96
---   }
---   local request = cache:admit(20)     -- 20 tokens of text have got their slots
---   cache:flush()                       -- their K and V are appended now, without a graph
---   cache:extend(request, 1)            -- one more token
---   cache:load { request }              -- its row, slot, table and length go into the tensors that a graph reads
---   run:graph("step", function()        -- captured at the first call, replayed at each
+--   local cache = run:cache { num_pages = 32, page_size = 16, num_kv_heads = 2, head_dim = 64, batch = 4, max_len = 96 }
+--   local request = cache:admit(20)     -- allocates slots for 20 random tokens
+--   cache:flush()                       -- appends their K and V now, without a graph
+--   cache:extend(request, 1)            -- allocates the slot of one more token
+--   cache:load { request }              -- writes its row, slot, table and length to the tensors that a graph reads
+--   run:graph("step", function()        -- captured at the first call, replayed at each call
 --     cache:append()
 --     cache:dequantize()
 --   end)
 --
--- A request is one of nibble.pages with a text: text[i] is the token at position i-1, a row of the layers' sources.
--- What a request reads back must be its text, whatever its pages went through. `append`, `dequantize` and `materialize`
--- also keep the ledger (nibble.kv_ledger); in a capture they do that at each replay, with the inputs that are loaded then.
+-- A request is one of nibble.pages with a text: text[i] is the token at position i-1, a row of the layers' sources. A
+-- request must read back its text, whatever happened to its pages. `append`, `dequantize` and `materialize` also update
+-- the ledger (nibble.kv_ledger); in a capture they do so at each replay, with the inputs that are loaded then.
 
 local nibble = require "nibble"
 local kv_ledger = require "nibble.kv_ledger"
@@ -26,34 +25,34 @@ local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mappin
 
 ---@class nibble.kv_options
 ---@field name? string            default "cache"
----@field num_pages integer       the reserved ones among them
+---@field num_pages integer       including reserved pages
 ---@field page_size integer
----@field num_kv_heads integer    not with `source`, nor are head_dim, v_head_dim, dtype and tokens
----@field head_dim integer        a multiple of 16; of 32 where v_head_dim differs
+---@field num_kv_heads integer    this, head_dim, v_head_dim, dtype and tokens must be nil if there is a `source`
+---@field head_dim integer        a multiple of 16; of 32 if v_head_dim differs
 ---@field v_head_dim? integer
 ---@field dtype? nibble.dtype     "bfloat16" (default) or "float16"
----@field tokens? integer         how many different tokens there are, with random K and V; default 64
+---@field tokens? integer         number of different tokens, with random K and V; default 64
 ---@field source? table[]         layers {name = string, K, V}: tensors [tokens, heads, dim] on the CPU; default: one random layer
----@field batch integer           rows of block tables and outputs, padding included
+---@field batch integer           rows of block tables and outputs, including padding
 ---@field max_len integer         most tokens of a request in an output
----@field rows? integer           rows of the input of an append, padding included; default: batch
+---@field rows? integer           rows of an append's input, including padding; default: batch
 ---@field kv_layout? nibble.layout         default "NHD"
 ---@field page_padding? integer            bytes between pages, default 0
 ---@field sf_page_padding? integer
 ---@field page_layout? nibble.page_layout  default "sequential"
----@field reserved? integer       pages never handed out, default 1: page 0, where stray padding would land
----@field pool? fun(): nibble.caches       makes a layer's pools otherwise than pages.caches does, any strides, each byte FILL (0xA5);
----                                        with `stacked` = {paged_kv_cache, kv_cache_sf}, operations get these 5-D
----                                        tensors
+---@field reserved? integer       pages that are never allocated; default 1: page 0, which wrong padding would hit
+---@field pool? fun(): nibble.caches       creates a layer's pools instead of pages.caches, with any strides and FILL (0xA5)
+---                                        in every byte; `stacked` = {paged_kv_cache, kv_cache_sf} are 5-D tensors that
+---                                        operations get instead
 ---@field device? string          default: the run's
----@field materialize? boolean    also V's interleaved scales and an E4M3 copy (head_dim % 64 == 0, page_size % 4 == 0)
+---@field materialize? boolean    adds V's interleaved scales and an E4M3 copy (head_dim % 64 == 0, page_size % 4 == 0)
 
 ---@class nibble.kv
 ---@field allocator nibble.allocator
 ---@field source table[]                layers {name, K, V}, which another cache may share
 ---@field layers table[]                each with pool, k_scale, v_scale, key, value, out (pair), interleaved, fp8
----@field live nibble.request[]         in the order of their coming
----@field slot_mapping nibble.tensor    int64 [rows]; what `load` fills
+---@field live nibble.request[]         in the order of admission
+---@field slot_mapping nibble.tensor    int64 [rows]; `load` fills it
 ---@field block_tables nibble.tensor    int32 [batch, max_pages]
 ---@field seq_lens nibble.tensor        int32 [batch]
 ---@field kv_page_indptr nibble.tensor  int32 [batch + 1]
@@ -69,14 +68,14 @@ local function fail(parameter, expected, got)
   error(("%s: expected %s, got %s"):format(parameter, expected, numbers.text(got)), 0)
 end
 
----------------------------------------------------------------------------------------------------------------- made
+------------------------------------------------------------------------------------------------------------ creation
 
 local function random_layer(run, opts)
   local layer = { name = "layer 0" }
   for i, dim in ipairs { opts.head_dim, opts.v_head_dim or opts.head_dim } do
     local rows = nibble.randn({ opts.tokens or 64, opts.num_kv_heads, dim },
       { dtype = opts.dtype or "bfloat16", seed = run:next_seed(), device = "cpu" })
-    -- Tokens of 18 magnitudes: their block scales are E4M3 numbers of all sizes, subnormal ones and 0 among them.
+    -- Tokens have 18 magnitudes, so that their block scales cover all of E4M3, including subnormal numbers and 0.
     for token = 1, rows.shape[1] do
       local values = rows[token]:view(-1):totable()
       for k, value in ipairs(values) do values[k] = value * 2.0 ^ -((token - 1) % 18) end
@@ -102,8 +101,8 @@ local function make_layer(self, opts, source)
     layer.out[i] = nibble.full({ self.batch, self.max_len, self.heads, self.dims[i] }, -1,
       { dtype = self.dtype, device = self.device })
     layer.bytes[i] = source[i]:bytes()
-    -- The global scale that puts the largest input on 448, the largest E4M3 number: the copy in E4M3 does not saturate.
-    -- A graph reads it from the device, an eager run gets a number: both must come to the same.
+    -- The global scale maps the largest input to 448, the largest E4M3 number, so that the E4M3 copy does not saturate.
+    -- A graph reads it from the device; the eager run passes a number. Both must give the same.
     local amax = source[i]:amax()
     local g = reference.f32((amax > 0 and amax or 1) / 448)
     layer.scales[i] = g
@@ -117,7 +116,7 @@ local function make_layer(self, opts, source)
   return layer
 end
 
---- Made by `run:cache`.
+--- Creates a cache; called by `run:cache`.
 ---@param run nibble.run
 ---@param opts nibble.kv_options
 ---@return nibble.kv
@@ -163,18 +162,18 @@ end
 
 ------------------------------------------------------------------------------------------------------------ requests
 
--- The tokens that `what` stands for: a text, or a number of random ones.
+-- The tokens of `what`: a list of tokens, or a number of random ones.
 local function text_of(self, where, what)
   local text = type(what) == "table" and what or {}
   if text ~= what then
     if math.type(what) ~= "integer" or what < 0 then
-      fail(where .. ": what", "a number of tokens or a text (a list of them)", what)
+      fail(where .. ": what", "a number of tokens or a list of tokens", what)
     end
     for i = 1, what do text[i] = self.run.random(self.tokens) end
   end
   for _, token in ipairs(text) do
     if math.type(token) ~= "integer" or token < 0 or token >= self.tokens then
-      fail(where .. ": what", ("tokens 0..%d, rows of the source"):format(self.tokens - 1), token)
+      fail(where .. ": what", ("tokens 0..%d (rows of the source)"):format(self.tokens - 1), token)
     end
   end
   return text
@@ -194,10 +193,10 @@ local function born(self, request)
   return request
 end
 
---- A new request with a text: a list of tokens, or how many random ones. They wait for `load` or `flush`. `nil,
---- message` when there are not enough pages.
+--- Creates a request with a text: a list of tokens, or a number of random ones. They wait for `load` or `flush`.
+--- Returns `nil, message` if there are not enough pages.
 ---@param what integer|integer[]
----@param opts? {queue?: boolean}  false: the tokens get into their slots by other means than an append (see `placed`)
+---@param opts? {queue?: boolean}  false: the tokens are not appended but reach their slots in another way (see `placed`)
 ---@return nibble.request?
 ---@return string? message
 function kv:admit(what, opts)
@@ -213,7 +212,7 @@ function kv:admit(what, opts)
   return request
 end
 
---- More tokens at a request's end. A page that it shares is copied before, on the current stream. `false, message` when
+--- Adds tokens to a request. A shared last page is copied first, on the current stream. Returns `false, message` if
 --- there are not enough pages.
 ---@param request nibble.request
 ---@param what integer|integer[]
@@ -228,13 +227,13 @@ function kv:extend(request, what)
   return true
 end
 
---- Copies a page's first entries, as `allocator:append` asks for, in every layer.
+--- Copies the first entries of a page in every layer, as `allocator:append` requests.
 ---@param copy nibble.page_copy
 function kv:copy_page(copy)
   local first, last = copy.source * self.page_size, copy.source * self.page_size + copy.entries - 1
   for _, write in ipairs(self.pending) do
     if write.slot >= first and write.slot <= last then
-      fail("cache:copy_page: source", "a page that was written", "one whose tokens wait for load or flush")
+      fail("cache:copy_page: source", "a written page", "one whose tokens wait for load or flush")
     end
   end
   local moved = 0
@@ -251,7 +250,7 @@ function kv:copy_page(copy)
   end)
 end
 
---- A request with the first `length` tokens of another (default: all), on the same pages.
+--- Creates a request that shares the first `length` tokens of another (default: all) and their pages.
 ---@param request nibble.request
 ---@param length? integer
 ---@return nibble.request
@@ -261,7 +260,7 @@ function kv:fork(request, length)
   return child
 end
 
---- Takes a request's last `count` tokens back; their slots are used again.
+--- Removes a request's last `count` tokens; their slots are used again.
 ---@param request nibble.request
 ---@param count integer
 function kv:rewind(request, count)
@@ -269,7 +268,7 @@ function kv:rewind(request, count)
   for i = #request.text, request.length + 1, -1 do request.text[i] = nil end
 end
 
---- Gives a request's `count` oldest pages back.
+--- Releases a request's `count` oldest pages.
 ---@param request nibble.request
 ---@param count integer
 function kv:drop(request, count)
@@ -277,7 +276,7 @@ function kv:drop(request, count)
   request.text = table.move(request.text, count * self.page_size + 1, #request.text, 1, {})
 end
 
---- Gives a request's pages back.
+--- Releases a request's pages.
 ---@param request nibble.request
 function kv:free(request)
   self.allocator:free(request)
@@ -286,7 +285,7 @@ function kv:free(request)
   end
 end
 
---- A request's tokens have got into their slots by other means than an append: a copy from another cache.
+--- Enters in the ledger that a request's tokens are in their slots, for example after a copy from another cache.
 ---@param request nibble.request
 function kv:placed(request)
   self.run:effect({ op = "place", cache = self.name, bytes = 0 }, function()
@@ -296,7 +295,7 @@ end
 
 --------------------------------------------------------------------------------------------------------------- inputs
 
--- Rows of K or V for some tokens; those of padding are NaN, so that they cannot go anywhere unnoticed.
+-- Rows of K or V for some tokens. Padding rows are NaN, so that a write of them is noticed.
 local function rows_tensor(self, layer, i, tokens, size, device)
   local row_size = self.heads * self.dims[i] * 2
   local padding, rows = ("\xFF\x7F"):rep(self.heads * self.dims[i]), {}
@@ -314,13 +313,13 @@ local function take_pending(self)
   return slots, tokens
 end
 
---- Fills the tensors that graphs read: the tokens that wait, with their slots, and the tables and lengths of `requests`
---- (default: all that live). What is left over is padding: slots and pages -1, lengths 0.
+--- Fills the tensors that graphs read, with the waiting tokens and their slots, and the tables and lengths of
+--- `requests` (default: all live ones). The rest is padding: slots and pages are -1, lengths are 0.
 ---@param requests? nibble.request[]
 function kv:load(requests)
   requests = requests or self.live
   if #self.pending > self.rows then
-    fail("cache:load: rows", ("at least the %d tokens that wait (flush appends them without a graph)"):format(
+    fail("cache:load: rows", ("at least the %d waiting tokens (flush appends them without a graph)"):format(
       #self.pending), self.rows)
   end
   if #requests > self.batch then
@@ -332,7 +331,7 @@ function kv:load(requests)
         self.max_len)
     end
   end
-  -- The batch's own padding, which must point nowhere; what waits takes its first slots.
+  -- The waiting tokens come first; the rest of the slots is padding and must point nowhere.
   local batch = self.allocator:batch(requests,
     { batch_size = self.batch, max_pages = self.max_pages, new_tokens = 0, num_slots = self.rows })
   for b, row in ipairs(batch.block_tables) do
@@ -364,17 +363,17 @@ function kv:load(requests)
   end
 end
 
--------------------------------------------------------------------------------------------------------- what is queued
+------------------------------------------------------------------------------------------------------------------ work
 
--- Bytes that `count` tokens of all layers have: as values, and in the cache.
+-- The bytes of `count` tokens in all layers: as values, and in the cache.
 local function token_bytes(self, count)
   local dims = self.dims[1] + self.dims[2]
   local tokens = count * self.heads * #self.layers
   return tokens * dims * 2, tokens * (dims // 2 + dims // 16)
 end
 
--- One append of K and V; two where their head dimensions differ: the halves of K's rows as K and V of one, those of V's
--- of the other.
+-- Appends K and V. If their head dimensions differ, this takes two appends: each gets the halves of K's rows, or of
+-- V's, as its K and V.
 local function append_rows(self, layer, k, v, slots)
   local data, sf, g = layer.pool.paged_kv_cache, layer.pool.kv_cache_sf, { layer.k_scale, layer.v_scale }
   if self.run.eager then g = layer.scales end
@@ -393,8 +392,8 @@ local function append_rows(self, layer, k, v, slots)
   end
 end
 
---- The global scales as graphs read them: the layers' own, or `hidden` behind others that are wrong. What a graph does
---- with a scale it has to do at its replay, whatever was there while it was captured.
+--- Writes the global scales to the tensors that graphs read; with `hidden`, wrong ones. A graph must use the scale at
+--- its replay, not the one during the capture.
 ---@param hidden boolean
 function kv:hide_scales(hidden)
   for _, layer in ipairs(self.layers) do
@@ -419,7 +418,7 @@ function kv:append(rows)
   end)
 end
 
---- Appends the tokens that wait, now and not from the static tensors: a prefill.
+--- Appends the waiting tokens now, without the tensors that graphs read: a prefill.
 function kv:flush()
   if #self.pending == 0 then return end
   local slots, tokens = take_pending(self)
@@ -439,7 +438,7 @@ function kv:flush()
   end)
 end
 
---- Queues the dequantization of the first `rows` loaded requests (default: the whole batch) into `layers[l].out`.
+--- Queues a dequantize of the first `rows` loaded requests (default: the whole batch) to `layers[l].out`.
 ---@param rows? integer
 function kv:dequantize(rows)
   rows = rows or self.batch
@@ -457,7 +456,8 @@ function kv:dequantize(rows)
   end }, function() self:expect_values(rows) end)
 end
 
---- Queues V's interleaved scales and the E4M3 copy of the first `rows` loaded requests, for caches with `materialize`.
+--- Queues the swizzle of V's scales and a materialize of the first `rows` loaded requests. For caches with
+--- `materialize`.
 ---@param rows? integer
 function kv:materialize(rows)
   rows = rows or self.batch

@@ -1,5 +1,5 @@
---- What a scenario's cache must hold: the ledger's entries for what nibble.kv queues, and the checks after each step
--- and at the end. These are methods of nibble.kv; none of them queues work.
+--- The ledger of a scenario's cache: entries for the work that nibble.kv queues, and checks after each step and at the
+--- end. These are methods of nibble.kv; none of them queues work.
 
 local ledger = require "nibble.ledger"
 local reference = require "nibble.reference"
@@ -9,18 +9,18 @@ local kv_ledger = {}
 
 local FILL = 0xA5
 
---- Every byte of a pool that nothing has written, so that a byte too many shows.
+--- The initial value of every byte of a pool, so that writes to other bytes are found.
 kv_ledger.FILL = FILL
 
---- A cache's tensor as materialize wants it.
+--- A cache's tensor in the layout that materialize reads.
 ---@param t nibble.tensor
 ---@return nibble.tensor
 function kv_ledger:hnd(t) return self.kv_layout == "HND" and t or t:permute(1, 3, 2, 4) end
 
 --------------------------------------------------------------------------------------------------------------- places
 
--- For each kind of tensor of a nibble.kv cache: a function that says in words the page, entry, head and dimension that
--- a byte belongs to. 16 elements that share a scale are named by their first.
+-- For each kind of tensor of a cache: a function that describes the page, entry, head and dimension of a byte. A scale
+-- is described by the first of its 16 elements.
 local places = {}
 
 -- The index of (entry, head) among the vectors of a page.
@@ -88,7 +88,7 @@ end
 
 --------------------------------------------------------------------------------------------------------------- entries
 
---- Every tensor of a layer that a run must leave as the ledger says; with images in the run that keeps one.
+--- Watches every tensor of a layer; with images in the run that keeps a ledger.
 function kv_ledger:watch(run, layer, source)
   local prefix = (self.name ~= "cache" and self.name .. " " or "") .. (#self.layers > 1 and layer.name .. " " or "")
   local images = { data = {}, sf = {}, out = {}, rows = {} }
@@ -112,7 +112,7 @@ function kv_ledger:watch(run, layer, source)
   layer.images = images
 end
 
---- The ledger's entry for a write: a token (nil: bytes that nothing has written) gets into a slot of every layer.
+--- Enters a write of a token (nil: of the initial bytes) to a slot, in every layer.
 ---@param slot integer
 ---@param token? integer
 function kv_ledger:place(slot, token)
@@ -137,7 +137,7 @@ function kv_ledger:place(slot, token)
   end
 end
 
---- The ledger's entry for `dequantize`.
+--- Enters a `dequantize`.
 ---@param rows integer
 function kv_ledger:expect_values(rows)
   self.read = rows
@@ -157,7 +157,7 @@ function kv_ledger:expect_values(rows)
   end
 end
 
--- The planes of K and V in E4M3 that a page gives.
+-- The planes of K and V in E4M3 of a page.
 local function page_copy(self, images, page)
   local parts = {}
   for i = 1, 2 do
@@ -171,7 +171,7 @@ local function page_copy(self, images, page)
   return table.concat(parts)
 end
 
---- The ledger's entry for `materialize`.
+--- Enters a `materialize`.
 ---@param layer table
 ---@param rows integer
 function kv_ledger:expect_copy(layer, rows)
@@ -197,7 +197,7 @@ function kv_ledger:expect_copy(layer, rows)
   end
 end
 
---- What the step just done must have left beside the watched tensors: the E4M3 copy's own block tables.
+--- Checks what a step wrote beside the watched tensors: the block tables of the E4M3 copy.
 ---@return string? difference
 function kv_ledger:check_tables()
   if not self.copied then return end
@@ -215,8 +215,8 @@ function kv_ledger:check_tables()
   end
 end
 
---- Once more at the end, where the last thing that happened to the cache was to be read: whole operations by the
---- reference, on what the caches, tables and lengths hold on the device.
+--- The last check, if the last work on the cache was a read: runs whole operations of the reference on the caches,
+--- tables and lengths that are on the device.
 ---@return string? difference
 function kv_ledger:check_whole()
   for _, layer in ipairs(self.layers) do

@@ -1,16 +1,15 @@
---- A ledger of memory: what every byte of some tensors must be, kept by nibble.reference while a device works, and
--- where a byte that differs lies. nibble.kv_ledger keeps one for each cache of a scenario.
+--- A ledger of memory: images of tensors with the bytes that nibble.reference computes, to compare them with what a
+--- device wrote. nibble.kv_ledger keeps one for each cache of a scenario.
 --
 --   local ledger = require "nibble.ledger"
---   local image = ledger.image("K cache", tensor, where)   -- the bytes as they are now
---   image:put(offset, bytes)                               -- what was written since
---   image:difference()                                     -- nil, or the first byte of the tensor that is not the
---                                                          image's, in words
---   local rows = ledger.rows(source, scale)                -- rows[token]: what append, dequantize, materialize make of
---                                                          each row
+--   local image = ledger.image("K cache", tensor, where)   -- begins with the tensor's bytes
+--   image:put(offset, bytes)                               -- a write that must have happened since
+--   image:difference()                                     -- nil, or a description of the first byte that differs
+--   local rows = ledger.rows(source, scale)                -- rows[token]: the bytes that append, dequantize and
+--                                                          -- materialize make of a row
 --
--- Each input row becomes the same bytes wherever it is put: the reference works once on each, and the rules of slots,
--- block tables and layouts say where they go. Offsets, pages, entries, heads and dimensions count from 0.
+-- An input row gives the same bytes in every slot. So the reference computes them once for each row; slots, block
+-- tables and layouts give their place. Offsets, pages, entries, heads and dimensions count from 0.
 
 local numbers = require "nibble.numbers"
 local reference = require "nibble.reference"
@@ -28,8 +27,8 @@ local function plain(dtype, shape, bytes) return { dtype = dtype, shape = shape,
 local image = {}
 image.__index = image
 
---- An image of a tensor. `where(offset, got, wanted)` says in words which element the byte at an offset belongs to; the
---- default names its index.
+--- An image of a tensor. `where(offset, got, wanted)` describes the element that a byte belongs to; by default, by its
+--- index.
 ---@param name string
 ---@param tensor nibble.tensor
 ---@param where? fun(offset: integer, got: integer, wanted: integer): string
@@ -42,8 +41,7 @@ function ledger.image(name, tensor, where)
   }, image)
 end
 
---- The bytes from an offset on become these. Until `settle`, two writes must either not overlap or be of one place and
---- size.
+--- Writes bytes at an offset. Two writes before a `settle` must have the same place and size or not overlap.
 ---@param offset integer
 ---@param bytes string
 function image:put(offset, bytes)
@@ -51,7 +49,7 @@ function image:put(offset, bytes)
   self.writes[offset] = bytes
 end
 
---- All bytes become these: a plain array's of nibble.reference, or a string.
+--- Sets all bytes, to those of a string or of a plain array of nibble.reference.
 ---@param bytes string|{bytes: string}
 function image:set(bytes)
   self.bytes, self.writes, self.offsets = type(bytes) == "table" and bytes.bytes or bytes, {}, {}
@@ -63,7 +61,7 @@ function image:array()
   return plain(self.tensor.dtype, self.tensor.shape, self:settle())
 end
 
---- All bytes, the writes put in.
+--- All bytes, after applying the writes.
 ---@return string
 function image:settle()
   if #self.offsets == 0 then return self.bytes end
@@ -79,7 +77,7 @@ function image:settle()
   return self.bytes
 end
 
--- Where two strings of one length differ first, from 0.
+-- The first offset, from 0, at which two strings of the same length differ.
 local function first_difference(a, b)
   local low, high = 1, #a
   while low < high do
@@ -89,12 +87,12 @@ local function first_difference(a, b)
   return low - 1
 end
 
---- The first byte of two strings of one length that differs, in words; nil when they are equal.
+--- Describes the first byte that differs between two strings of the same length; nil if they are equal.
 ---@param name string
 ---@param got string
 ---@param wanted string
 ---@param where fun(offset: integer, got: integer, wanted: integer): string
----@param whose string  who has the wanted bytes
+---@param whose string  the source of the wanted bytes
 ---@return string?
 function ledger.difference(name, got, wanted, where, whose)
   if got == wanted then return nil end
@@ -138,7 +136,7 @@ local function cut(bytes, size, i) return bytes:sub(i * size + 1, (i + 1) * size
 ---@field out string     all heads dequantized
 ---@field fp8 string[]?  each head in E4M3
 
--- What becomes of four neighbouring rows: the reference's work on a page of four entries, in HND.
+-- Computes the results for four rows at once: the reference works on a page of four entries in HND.
 local function work_out(source, bytes, first, g, materialize, rows)
   local heads, dim, count = source.heads, source.dim, math.min(4, source.tokens - first)
   local half, blocks, row_size = dim // 2, dim // 16, heads * dim * 2
@@ -174,7 +172,7 @@ local function work_out(source, bytes, first, g, materialize, rows)
   end
 end
 
---- What each row of `source` becomes, worked out when it is first asked for: rows[token], tokens from 0.
+--- The results for each row of `source`, computed at their first use: rows[token], tokens from 0.
 ---@param source nibble.tensor  [tokens, heads, dim] float16 or bfloat16
 ---@param g number              the global decode scale
 ---@param materialize? boolean  also in E4M3

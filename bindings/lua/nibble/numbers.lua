@@ -1,18 +1,18 @@
---- The number formats in plain Lua: float32, float16, bfloat16, E4M3 and E2M1, with exact rounding. Bits are integers,
+--- The number formats float32, float16, bfloat16, E4M3 and E2M1 in plain Lua, rounded exactly. Bits are Lua integers,
 --- numbers are Lua floats.
 --   encode(number, dtype) -> bits      decode(bits, dtype) -> number      encode_e2m1(number) -> code 0..15
 --   decoded[dtype][bits] -> number     e2m1[code] -> number
 --   f32(number) -> nearest float32     fma(a, b, c) -> a*b + c of float32 numbers, rounded once
 --   floats[dtype], integers[dtype]     sizes, string.pack codes and ranges of the dtypes
--- And numbers as text, with a point whatever locale a host has set (tonumber takes points in each):
+-- Numbers as text, with a decimal point in any locale:
 --   format(text, ...)                  string.format      text(value)      tostring
 local numbers = {}
 
 local pack, unpack = string.pack, string.unpack
 local floor, huge = math.floor, math.huge
 
--- Layout of the floats: mantissa bits, least exponent, bits of the first value past the largest finite one, what
--- such a value becomes, NaN. Their bits after the sign, read as an integer, count the values upwards from zero.
+-- For each float format: mantissa bits, least exponent, bits of the first value past the largest finite one, the bits
+-- that such a value becomes, NaN. Without the sign, the bits as an integer number the values upwards from zero.
 local floats = {
   float32 = {size = 4, code = "I4", mantissa = 23, least = -126, past = 0x7F800000, overflow = 0x7F800000,
              nan = 0x7FFFFFFF, sign = 0x80000000},
@@ -45,7 +45,7 @@ local function f32(x)
 end
 numbers.f32 = f32
 
---- Bits of the value of a float dtype that is nearest to a Lua float (ties to even); the rounding is done once.
+--- Rounds a Lua float to the nearest value of a float dtype (ties to even) and returns its bits. Rounds only once.
 local function encode(x, dtype)
   local f = floats[dtype]
   if x ~= x then return f.nan end
@@ -64,7 +64,7 @@ local function encode(x, dtype)
 end
 numbers.encode = encode
 
---- The Lua float that the bits of a float dtype stand for.
+--- The Lua float with the bits of a float dtype.
 local function decode(bits, dtype)
   local f = floats[dtype]
   local magnitude = bits & (f.sign - 1)
@@ -81,7 +81,7 @@ local function decode(bits, dtype)
 end
 numbers.decode = decode
 
---- lazy(make): a table that computes an entry with make(key) when it is first asked for.
+--- lazy(make): a table that computes each entry with make(key) at its first use.
 local function lazy(make)
   return setmetatable({}, {__index = function(t, key)
     local value = make(key)
@@ -101,7 +101,7 @@ numbers.decoded = decoded
 local e2m1 = {[0] = 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0}
 numbers.e2m1 = e2m1
 
---- The code (sign in bit 3) of the E2M1 value nearest to x, ties to the even code; x is not a NaN.
+--- The code (sign in bit 3) of the E2M1 value nearest to x, ties to the even code. x must not be NaN.
 local function encode_e2m1(x)
   local sign = 0
   if x < 0 or (x == 0 and 1 / x < 0) then sign, x = 8, -x end
@@ -118,8 +118,8 @@ local function encode_e2m1(x)
 end
 numbers.encode_e2m1 = encode_e2m1
 
---- a*b + c of float32 numbers, rounded to float32 once. The product of two 24-bit mantissas is exact in a Lua float;
---- the sum is rounded to odd there, which makes the second rounding the only one that counts.
+--- a*b + c of float32 numbers, rounded to float32 once. The product of two 24-bit mantissas is exact in a Lua float.
+--- The sum is rounded to odd, so that the later rounding to float32 gives the same as a single one.
 local function fma(a, b, c)
   local product = a * b
   local sum = product + c
@@ -137,17 +137,17 @@ local function fma(a, b, c)
 end
 numbers.fma = fma
 
--- The digits, signs, letters and blanks of one number are the same everywhere; what else there is, is its point.
+-- Locales change nothing but the decimal point: any other character that is no digit, sign, letter or blank is it.
 local function with_point(text) return (text:gsub("[^%w+ -]", ".")) end
 
---- tostring, with a point.
+--- tostring, with a decimal point in any locale.
 ---@param value any
 ---@return string
 function numbers.text(value)
   return math.type(value) == "float" and with_point(tostring(value)) or tostring(value)
 end
 
---- string.format, with a point.
+--- string.format, with a decimal point in any locale.
 ---@param text string
 ---@param ... any
 ---@return string

@@ -1,33 +1,34 @@
---- The operations as data: one description of each, for whatever works on all of them (checked mode, traces, specs).
+--- Descriptions of the operations, for code that handles all of them: checked mode, traces, specs.
 --
 --   local operations = require "nibble.operations"
 --   local op = operations.named["quantization.swizzle_v_scales"]    -- or operations.of_kernel.swizzle, or operations[4]
 --   op:call { v_sf = t, kv_layout = "NHD" }                         -- by the names of its parameters
 --
--- A description has `name` (its path in Lua and in errors), `kernel` (as graph:nodes() and observations name it),
--- `flashinfer` (true: name and parameters are FlashInfer's), `parameters` in order, `results` in order, `reference`
--- (its function in nibble.reference), `layout` (where it takes one alone), and `multiples` of sizes. A parameter has a
--- name, a role, and:
+-- A description has `name` (its path in Lua and in errors), `kernel` (its name in graph:nodes() and observations),
+-- `flashinfer` (true if name and parameters are FlashInfer's), `parameters` and `results` in order, `reference` (its
+-- function in nibble.reference), `layout` (if it accepts only one), and `multiples` of sizes. A parameter has a name, a
+-- role, and:
 --
---   dtype    what it may be; "=other": that of the other parameter
---   shape    sizes in symbols: "dim/16" is a sixteenth of dim, "batch+1" one more. Equal symbols are equal sizes
---   paged    shape is that of the layout NHD; under HND the second and third dimension change places
+--   dtype    the dtypes that it accepts; "=other" means that of the parameter `other`
+--   shape    symbols of its sizes: "dim/16" is a sixteenth of dim, "batch+1" is one more. Equal symbols are equal sizes
+--   paged    the shape is for the layout NHD; under HND the second and third dimension are exchanged
 --   strides  "free", "last" (the last dimension is contiguous), "contiguous", or "records" (only the page stride is free)
---   pair     two tensors, of K and V, or one that holds both; "?" in its shape is k or v. Its parts are called "x (K)"
---            and "x (V)", and have descriptions of their own in `tensors`, which lists every tensor of the call (and
---            `indices`, `scales_read`, `scales_written` some)
---   side     of a pair's part: K or V
---   scales   the tensor whose block scales it holds; `interleaved`: in the order that materialize wants, of a pair "V"
---   optional, option   it may be nil; it stands in the last table
---   number   a Lua number does as well
---   in_place   the option with which an input is written too
+--   pair     two tensors, K and V, or one that holds both; "?" in its shape is k or v. Its parts are "x (K)" and
+--            "x (V)". They have descriptions of their own in `tensors`, which lists every tensor of the call; `indices`,
+--            `scales_read` and `scales_written` list some of them
+--   side     K or V, for a part of a pair
+--   scales   the tensor whose block scales it holds; `interleaved`: in the order that materialize
+--            reads; "V" if only V's of a pair are
+--   optional, option   it may be nil; it is in the table of options
+--   number   a Lua number is accepted, too
+--   in_place   the option that makes the operation write this input
 --
--- Roles: in, out (parts of it may be left as they are), index (its contents say where the operation reads and writes),
--- scale (one float32), scalar (no tensor), layout.
+-- Roles: in; out, of which parts may be left unchanged; index, whose contents select what is read and written; scale,
+-- one float32; scalar, which is no tensor; layout.
 --
--- Of work that was observed, `observed(seen)` tells a scalar from the accesses by parameter, `attribute` is the name of
--- the attribute that a number became, in the piece of work that has the tensor `beside`; `absent(seen)` is the shape of
--- any tensor that does for one that the work did not touch.
+-- For observed work: `observed(seen)` derives a scalar from the accesses, by parameter. `attribute` is the name of a
+-- number among the attributes, of the piece of work that has the tensor `beside`. `absent(seen)` is the shape of a
+-- tensor that can stand in for one that the work did not use.
 
 local HALVES, INDICES, SCALES = { "float16", "bfloat16" }, { "int32", "int64" }, { "float8_e4m3fn", "uint8" }
 local CODES, INT32, INT64, FLOAT, E4M3 = { "uint8" }, { "int32" }, { "int64" }, { "float32" }, { "float8_e4m3fn" }
@@ -58,7 +59,7 @@ local function contiguous(name, role, dtype, shape, more)
   return with({ name, role, dtype = dtype, shape = shape, strides = "contiguous" }, more)
 end
 
--- What both insertions take behind q.
+-- The parameters of both insertions after q.
 local INSERTION = {
   contiguous("kv", "in", BFLOAT16, { "rows", "512" }),
   { "cache", "out", dtype = CODES, shape = { "pages", "tokens", "384" }, strides = "records" },
@@ -150,7 +151,7 @@ local operations = {
     name = "mla.cake_dsv4_nvfp4_rope_quantize_insert", kernel = "rope_insert", flashinfer = true,
     reference = "rope_insert",
     parameters = insertion(
-      -- Without padded heads, or left as it is in place, it is not touched: any q does.
+      -- Without padded heads, or unrotated in place, q is not used: any tensor can stand in for it.
       contiguous("q", "in", BFLOAT16, { "rows", "q_heads", "512" },
         { in_place = "q_inplace", absent = function(seen) return { seen.kv.shape[1], 1, 512 } end }),
       { "q_head_padded", "scalar", option = true,
@@ -176,7 +177,7 @@ local operations = {
   },
 }
 
---------------------------------------------------------------------------------------------------- what follows of it
+-------------------------------------------------------------------------------------------------------------- derived
 
 local operation = {}
 operation.__index = operation
@@ -188,7 +189,7 @@ function operation:find()
   return fn
 end
 
---- Calls the operation with its arguments by the names of its parameters; a pair's are "x (K)" and "x (V)".
+--- Calls the operation. `arguments` are keyed by parameter; those of a pair are "x (K)" and "x (V)".
 function operation:call(given)
   local arguments, count, opts = {}, 0, {}
   for _, p in ipairs(self.parameters) do
@@ -208,7 +209,7 @@ function operation:call(given)
   return self:find()(table.unpack(arguments, 1, count))
 end
 
--- The part of a pair that is K's or V's.
+-- The description of K's or V's part of a pair.
 local function part_of(p, letter)
   local part = with({}, p)
   part.name, part.pair, part.shape = ("%s (%s)"):format(p.name, letter), nil, p.shape and {}
@@ -218,7 +219,7 @@ local function part_of(p, letter)
   return part
 end
 
--- The descriptions of single tensors, and of results, which pairs are not.
+-- Descriptions of single tensors and of results; pairs are split.
 local function single(list)
   local tensors = {}
   for _, p in ipairs(list) do
@@ -231,7 +232,7 @@ end
 
 operations.named, operations.of_kernel = {}, {}
 
---- The names of all parameters whose contents say where an operation reads and writes.
+--- The names of all index parameters.
 operations.index_parameters = {}
 
 for _, op in ipairs(operations) do

@@ -2,13 +2,13 @@
 --
 --   local opts, message = options.parse(arg, { steps = { 64, min = 1 }, layout = { "HND", "NHD" }, csv = { false } })
 --
--- An option is a table with its default first: `false` makes a flag; an integer takes integers, from `min` to `max`, a
--- multiple of `multiple`; strings are the choices, the first one the default (`any` says in words what other text is
--- taken, too); an empty table takes any text and has no default.
+-- An option is a table that begins with its default. `false` makes a flag. An integer makes an option of integers, with
+-- the bounds `min`, `max` and `multiple`. Strings are choices, the first one is the default; `any` describes other text
+-- that is accepted. An empty table accepts any text and has no default.
 
 local options = {}
 
---- What an option takes, in words: "an integer >= 1", "HND or NHD", "a flag", "text".
+--- Describes the values of an option: "an integer >= 1", "HND or NHD", "a flag", "text".
 ---@param kind table
 ---@return string
 function options.range(kind)
@@ -41,7 +41,8 @@ local function value_of(name, kind, text)
   return nil, ("--%s: expected %s, got %s"):format(name, options.range(kind), text)
 end
 
---- The options' values; `given[name]` says which were on the line. A bad line gives `nil, message`.
+--- Parses arguments. Returns the value of each option; `given[name]` is true for those on the line. Returns `nil,
+--- message` for a bad line.
 ---@param arguments string[]
 ---@param kinds table<string, table>
 ---@return table<string, any>? opts

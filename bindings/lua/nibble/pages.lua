@@ -1,23 +1,23 @@
---- Pages of a paged KV cache: an allocator that hands them out, the index tensors that kernels read, and the pools.
+--- Pages of a paged KV cache: an allocator, the index tensors that kernels read, and the pools.
 --
 --   local pages = require "nibble.pages"
 --   local allocator = pages.allocator { num_pages = 64, page_size = 16, layout = "shuffled", seed = 7 }
 --   local a = allocator:allocate(37)                -- a request of 37 tokens on 3 pages
 --   local b = allocator:fork(a, 20)                 -- shares a's first 20 tokens
---   local slots, copies = allocator:append(b, 1)    -- b's next token; copies: pages to copy before it is written
+--   local slots, copies = allocator:append(b, 1)    -- the slot of b's next token; copies: pages to copy before the write
 --   local batch = allocator:batch({ a, b })         -- block_tables, seq_lens, kv_page_indptr, slot_mapping
 --   local t = pages.tensors(batch, { device = "cpu" })
 --   local pool = pages.caches { num_pages = 64, page_size = 16, num_kv_heads = 4, head_dim = 64 }
 --   pages.copy(pool, copies)
---   allocator:drop(a, 1)                            -- a sliding window: a's oldest page goes back
---   allocator:rewind(a, 2)                          -- rejected drafts: a's last two tokens are taken back
---   pages.watch(allocator, pool)                    -- before the pool is used: nibble.check then knows whose pages are
---                                                   whose
---   pages.unwatch(allocator, pool)                  -- and no longer
+--   allocator:drop(a, 1)                            -- for a sliding window: releases a's oldest page
+--   allocator:rewind(a, 2)                          -- for rejected drafts: removes a's last two tokens
+--   pages.watch(allocator, pool)                    -- call before the pool is used: nibble.check then knows the owner of
+--                                                   -- each page
+--   pages.unwatch(allocator, pool)                  -- ends this
 --
--- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything but `tensors`,
--- `caches` and `copy` works on plain tables and does not need the module `nibble`. Misuse raises an error; a pool
--- without enough free pages is something that a program lives with: `nil, message`, and nothing has changed.
+-- Pages, slots and positions are data and count from 0; slot = page * page_size + entry. Everything except `tensors`,
+-- `caches` and `copy` works on plain tables and does not need the module `nibble`. Bad arguments raise an error. If
+-- there are not enough free pages, a function returns `nil, message` and changes nothing.
 
 local numbers = require "nibble.numbers"
 
@@ -43,7 +43,7 @@ local function known(where, opts, names)
   return opts
 end
 
---- A generator of its own (SplitMix64), so that a layout neither reads nor disturbs `math.random`.
+--- A random generator (SplitMix64) that is independent of `math.random`.
 ---@param seed integer
 ---@return fun(n: integer): integer next  an integer 0 .. n-1
 function pages.generator(seed)
@@ -68,7 +68,7 @@ end
 
 ------------------------------------------------------------------------------------------------------------- layouts
 
--- A layout is the order in which free pages are handed out: fn(num_pages, random) -> every page 0..num_pages-1, once.
+-- A layout is the order in which free pages are allocated: fn(num_pages, random) -> a list with each of 0..num_pages-1.
 local layouts = {}
 
 --- Lowest page first.
@@ -78,7 +78,8 @@ function layouts.sequential(num_pages)
   return order
 end
 
---- The same order, but the search goes on after the page handed out last, round and round: a freed page rests longest.
+--- Lowest page first, but the search continues in a circle after the last allocated page, so that a freed page is
+--- reused late.
 layouts.ring = layouts.sequential
 
 --- No order at all.
@@ -86,7 +87,7 @@ function layouts.shuffled(num_pages, random)
   return shuffle(layouts.sequential(num_pages), random)
 end
 
---- Runs of 1 to 3 neighbours in no order, as a pool looks after a long time of service.
+--- Runs of 1 to 3 neighbouring pages in random order, as in a pool after long use.
 function layouts.fragmented(num_pages, random)
   local runs, page = {}, 0
   while page < num_pages do
@@ -121,11 +122,11 @@ end
 
 ----------------------------------------------------------------------------------------------------------- allocator
 
---- A request's place in the pool. Read it freely; only an allocator changes it.
+--- The pages of a request. You may read it, but only an allocator may change it.
 ---@class nibble.request
 ---@field pages integer[]  physical pages in the order of the tokens: pages[j+1] holds tokens j*page_size and on
 ---@field length integer   tokens on these pages
----@field dropped integer  tokens before them that were given back (see `drop`)
+---@field dropped integer  tokens before them that `drop` released
 
 ---@class nibble.page_copy
 ---@field source integer       page to copy from
@@ -145,11 +146,11 @@ allocator.__index = allocator
 ---@class nibble.allocator_options
 ---@field num_pages integer
 ---@field page_size integer
----@field layout? nibble.page_layout  the order in which free pages are handed out; default "sequential"
+---@field layout? nibble.page_layout  the order in which free pages are allocated; default "sequential"
 ---@field seed? integer               of "shuffled", "fragmented" and a function's `random`; default 0
----@field reserved? integer           first pages that are never handed out; 1 keeps page 0, where stray padding would land
+---@field reserved? integer           number of first pages that are never allocated; 1 keeps page 0, which wrong padding would hit
 
---- An allocator of pages 0 .. num_pages-1.
+--- Creates an allocator of the pages 0 .. num_pages-1.
 ---@param opts nibble.allocator_options
 ---@return nibble.allocator
 function pages.allocator(opts)
@@ -205,14 +206,15 @@ local function check_live(self, where, request)
   end
 end
 
---- How many requests hold a page: 0 is free, 2 and more is shared. A reserved page gives math.huge.
+--- The number of requests that hold a page: 0 for a free page, 2 or more for a shared one, math.huge for a reserved
+--- one.
 ---@param page integer
 ---@return number
 function allocator:references(page)
   return self.count[page] or 0
 end
 
---- A new request of `length` tokens (0 is allowed).
+--- Creates a request of `length` tokens (0 is allowed).
 ---@param length integer
 ---@return nibble.request?
 ---@return string? message
@@ -226,12 +228,12 @@ function allocator:allocate(length)
   return nil, message
 end
 
---- Room for `count` more tokens of a request: their slots, in order, and the pages that must be copied before anything
---- is written to them (a shared last page is exchanged for one of the request's own: copy on write).
+--- Allocates `count` more tokens of a request. Returns their slots in order, and the page copies to make before these
+--- are written: a shared last page is replaced by a new one (copy on write).
 ---@param request nibble.request
 ---@param count integer
 ---@return integer[]? slots
----@return nibble.page_copy[]|string copies  the message when there are not enough pages
+---@return nibble.page_copy[]|string copies  the message if there are not enough pages
 function allocator:append(request, count)
   check_live(self, "allocator:append", request)
   count = integer("allocator:append", "count", count, 0)
@@ -256,8 +258,8 @@ function allocator:append(request, count)
   return self:slots(request, request.length - count, count), copies
 end
 
---- A request that shares the pages of another's first `length` tokens (default: all). Nothing is copied now: whoever
---- first appends to a page that is still shared gets one of its own (see `append`).
+--- Creates a request that shares the pages of another's first `length` tokens (default: all). Copies nothing; the first
+--- request that appends to a shared page gets a copy of it (see `append`).
 ---@param request nibble.request
 ---@param length? integer
 ---@return nibble.request
@@ -275,10 +277,9 @@ function allocator:fork(request, length)
   return child
 end
 
---- Gives a request's `count` oldest pages back, which must be full: the window of its attention slides. From then on
---- the request is what it would be if it had begun with the tokens that are left: position 0 is the oldest of them in
---- `length`, `slots`, `fork` and `batch`. In the text (for RoPE) the token at a position is number `request.dropped +
---- position`.
+--- Releases a request's `count` oldest pages, which must be full, for a sliding attention window. Then `length`,
+--- `slots`, `fork` and `batch` count from the oldest token that is left, which has position 0. The position of a token
+--- in the text (for RoPE) is `request.dropped + position`.
 ---@param request nibble.request
 ---@param count integer
 function allocator:drop(request, count)
@@ -296,8 +297,8 @@ function allocator:drop(request, count)
   tell("released", self, request, gone)
 end
 
---- Takes a request's last `count` tokens back: drafts that were rejected. Pages without a token left are given back;
---- the slots of the others are handed out again by the next `append`, and hold the old tokens until then.
+--- Removes a request's last `count` tokens, such as rejected drafts. Pages without tokens are released. The next
+--- `append` returns the other slots again; until they are written they hold the old tokens.
 ---@param request nibble.request
 ---@param count integer
 function allocator:rewind(request, count)
@@ -315,7 +316,7 @@ function allocator:rewind(request, count)
   tell("released", self, request, gone)
 end
 
---- Gives a request's pages back; those that no other request shares become free. Freeing it again is an error.
+--- Releases a request's pages; those that no other request shares become free. Freeing a request twice is an error.
 ---@param request nibble.request
 function allocator:free(request)
   check_live(self, "allocator:free", request)
@@ -324,12 +325,12 @@ function allocator:free(request)
   tell("released", self, request, request.pages)
 end
 
--- Tables of rows or slots -> {allocator, whose each is, or whose all are}: checked mode knows the tensors that are made
--- of them by it.
+-- Tables of rows or slots -> {allocator, the owner of each or of all}. With it checked mode finds the owners of a
+-- tensor that is made of such a table.
 local carried = setmetatable({}, { __mode = "k" })
 
---- For checked mode: a tensor was made of a table. It is remembered whose slots or rows it has, if they are an
---- allocator's.
+--- For checked mode: called when a tensor was made of a table. If the table came from an allocator, remembers the
+--- owners of the tensor's slots or rows.
 ---@param list table
 ---@param made nibble.tensor
 function pages.made(list, made)
@@ -367,18 +368,18 @@ end
 ------------------------------------------------------------------------------------------------------ index tensors
 
 ---@class nibble.batch
----@field block_tables integer[][]   [batch_size][max_pages], -1 where there is no page
+---@field block_tables integer[][]   [batch_size][max_pages], padded with -1
 ---@field seq_lens integer[]         [batch_size], 0 in padding rows
 ---@field kv_page_indptr integer[]   [batch_size + 1], prefix sums of the requests' pages; padding rows have none
----@field slot_mapping integer[]     slots of each request's last `new_tokens` tokens, one request after another; -1 is padding
+---@field slot_mapping integer[]     slots of the last `new_tokens` tokens of each request in turn, padded with -1
 
 ---@class nibble.batch_options
----@field batch_size? integer  rows, padding included; default: the number of requests
----@field max_pages? integer   columns of block_tables; default: the longest request's pages
----@field new_tokens? integer  of each request, the last tokens whose slots are wanted; default: all
----@field num_slots? integer   length of slot_mapping, padding included; default: no padding
+---@field batch_size? integer  rows, including padding; default: the number of requests
+---@field max_pages? integer   columns of block_tables; default: the pages of the longest request
+---@field new_tokens? integer  how many last tokens of each request slot_mapping has; default: all
+---@field num_slots? integer   length of slot_mapping, including padding; default: no padding
 
---- What kernels read, for some requests as one batch. Padding never points at a page: slots and pages are -1, lengths
+--- The tables that kernels read for a batch of requests. Padding points at no page: slots and pages are -1, lengths are
 --- 0.
 ---@param requests nibble.request[]
 ---@param opts? nibble.batch_options
@@ -421,15 +422,15 @@ end
 ---@class nibble.plan_options: nibble.batch_options
 ---@field lengths integer[]           tokens of each request
 ---@field page_size integer
----@field num_pages? integer          default: just enough
+---@field num_pages? integer          default: as many as the requests need
 ---@field layout? nibble.page_layout
 ---@field seed? integer
 ---@field reserved? integer
 
---- Allocates requests of the given lengths and makes a batch of them, in one call.
+--- Allocates requests of the given lengths and returns them as a batch.
 ---@param opts nibble.plan_options
 ---@return nibble.batch? batch
----@return nibble.request[]|string requests  the message when there are not enough pages
+---@return nibble.request[]|string requests  the message if there are not enough pages
 ---@return nibble.allocator? allocator
 function pages.plan(opts)
   local where = "pages.plan"
@@ -462,7 +463,7 @@ end
 ---@field kv_page_indptr nibble.tensor  int32 [batch_size + 1]
 ---@field slot_mapping nibble.tensor    int64 [num_slots]
 
---- A batch as tensors under the same names. `block_tables` and `slot_mapping` may be asked for as "int32" or "int64".
+--- The tables of a batch as tensors. The options `block_tables` and `slot_mapping` choose "int32" or "int64".
 ---@param batch nibble.batch
 ---@param opts? {device?: string, block_tables?: nibble.dtype, slot_mapping?: nibble.dtype}
 ---@return nibble.batch_tensors
@@ -475,7 +476,7 @@ function pages.tensors(batch, opts)
       flat = {}
       for _, row in ipairs(batch[name]) do table.move(row, 1, #row, #flat + 1, flat) end
     end
-    -- From packed integers, so that a table without rows or columns keeps its shape.
+    -- From bytes, so that a table without rows or columns keeps its shape.
     local format = dtype == "int32" and "<i4" or "<i8"
     local packed = {}
     for i, value in ipairs(flat) do packed[i] = format:pack(value) end
@@ -497,7 +498,7 @@ end
 ---@class nibble.caches
 ---@field paged_kv_cache nibble.tensor[]  {k, v} uint8, packed E2M1
 ---@field kv_cache_sf nibble.tensor[]     {k, v} float8_e4m3fn, block scales
----@field storage nibble.tensor[]         the four uint8 [num_pages, page stride] pools behind them: k, v, k_sf, v_sf
+---@field storage nibble.tensor[]         their memory, uint8 [num_pages, page stride]: k, v, k_sf, v_sf
 ---@field kv_layout nibble.layout
 
 ---@class nibble.caches_options
@@ -507,9 +508,9 @@ end
 ---@field head_dim integer           a multiple of 16
 ---@field v_head_dim? integer        default: head_dim
 ---@field kv_layout? nibble.layout   default "NHD"
----@field page_padding? integer      bytes between two pages of data, which no operation may touch; default 0
+---@field page_padding? integer      bytes between two pages of data, which no operation may write; default 0
 ---@field sf_page_padding? integer   the same for scales
----@field fill? integer              every byte, padding included; default 0
+---@field fill? integer              initial value of every byte, including padding; default 0
 ---@field device? string
 
 --- The pools of one layer's NVFP4 KV cache. NHD: [num_pages, page_size, num_kv_heads, X]; HND: [num_pages,
@@ -555,7 +556,7 @@ end
 pages.watched = setmetatable({}, { __mode = "k" }) -- allocator -> views of its pools, for a checker that starts later
 pages.listener = nil                              -- the checker, told whenever a page changes hands
 
--- Views of the tensors of a pool, as observations have them.
+-- The tensors of a pool as tables, like the accesses of observations.
 local function views_of(where, pool)
   local views = {}
   local function add(x)
@@ -580,7 +581,7 @@ local function views_of(where, pool)
   return views
 end
 
--- Takes views off what is watched; `owner` nil: whoever watches them, `views` nil: all of the owner's.
+-- Stops watching views. If `owner` is nil, whoever watches them; if `views` is nil, all views of the owner.
 local function forget(owner, views)
   local gone = {}
   for _, view in ipairs(views or pages.watched[owner] or {}) do gone[view.key] = true end
@@ -591,13 +592,13 @@ local function forget(owner, views)
   end
 end
 
---- Says that an allocator hands out the pages of a pool, so that checked mode (`nibble.check`) can tell whose pages
---- operations read and write, and which entries of a page their owner has not written. Call it before the pool is
---- written. A pool has one allocator: to watch it anew, with this or another one, ends what was watched before, and
---- from then on only the pages that the new allocator has handed out already count as written. No effect otherwise; the
---- pool is not kept alive.
+--- Tells checked mode (`nibble.check`) that an allocator owns the pages of a pool. It then reports operations on
+--- another request's pages, and reads of entries that their owner has not written. Call it before the pool is written.
+--- A pool has one allocator: watching it again, with this or another one, ends the earlier watch, and then only pages
+--- that the new allocator has already allocated count as written. Without checked mode it has no effect. The pool is
+--- not kept alive.
 ---@param owner nibble.allocator
----@param pool nibble.caches|nibble.tensor|nibble.tensor[]  what `pages.caches` gives, or tensors with the pages in dimension 1
+---@param pool nibble.caches|nibble.tensor|nibble.tensor[]  from `pages.caches`, or tensors with the pages in dimension 1
 function pages.watch(owner, pool)
   if getmetatable(owner) ~= allocator then fail("pages.watch", "allocator", "an allocator", owner) end
   local views = views_of("pages.watch", pool)
@@ -607,7 +608,7 @@ function pages.watch(owner, pool)
   tell("watch", owner, views)
 end
 
---- Ends `pages.watch`: from now on the pool's pages are bytes like others. Nothing happens where it was not watched.
+--- Ends `pages.watch`. Does nothing if the pool is not watched.
 ---@param owner nibble.allocator
 ---@param pool? nibble.caches|nibble.tensor|nibble.tensor[]  default: all that the allocator watches
 function pages.unwatch(owner, pool)
@@ -615,8 +616,8 @@ function pages.unwatch(owner, pool)
   forget(owner, pool ~= nil and views_of("pages.unwatch", pool) or nil)
 end
 
---- Carries out what `allocator:append` says must be copied, data and scales of K and V. Like every copy it is queued on
---- the current stream, or captured; it must come before whatever else is written to these pages.
+--- Makes the copies that `allocator:append` returned, of data and scales of K and V. They are queued on the current
+--- stream, or captured. Call it before anything else is written to these pages.
 ---@param caches nibble.caches
 ---@param copies nibble.page_copy[]
 function pages.copy(caches, copies)

@@ -1,4 +1,4 @@
---- A line of progress on standard error while something long runs: only on a terminal, and gone when it is over.
+--- A progress bar on standard error, if that is a terminal. It is removed at the end.
 --
 --   local bar <close> = require("nibble.progress").start("decoding", 64)
 --   for step = 1, 64 do work() bar:step() end
@@ -22,7 +22,7 @@ function progress.start(title, total)
   return setmetatable(self, progress)
 end
 
---- One step further (or `count`); `note` is shown at the end of the line.
+--- Advances the bar by `count` steps (default 1). `note` is shown at the end of the line.
 ---@param count? integer
 ---@param note? string
 function progress:step(count, note)
@@ -35,8 +35,7 @@ function progress:step(count, note)
   if not show.use_utf8() then full, empty = "#", "." end
   local tint, plain = "\27[36m", "\27[0m"
   if not show.use_color(2) then tint, plain = "", "" end
-  -- A line as wide as the terminal would go on in the next row, and stay there. The bar shrinks first, then the title
-  -- goes.
+  -- A line as wide as the terminal would wrap and could not be removed. So the bar shrinks, and then the title is cut.
   local title, tail = show.visible(self.title) .. " ", (" %3d%%"):format(percent)
   local room = self.columns - 1 - #tail
   local width = math.max(math.min(30, room - show.width(title)), 0)

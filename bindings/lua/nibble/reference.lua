@@ -1,37 +1,36 @@
---- The NVFP4 cache operations in plain Lua, byte for byte: an oracle for the kernels, written from the definition of
--- the formats and not from them. It needs Lua's own libraries and nibble.numbers, which is plain Lua too.
+--- The NVFP4 cache operations in plain Lua, byte for byte. It is the oracle for the kernels, and was written from the
+--- definition of the formats, not from the kernels. It needs only Lua's libraries and nibble.numbers.
 --
--- ARRAYS. Every tensor argument is either a nibble tensor (anything with `.shape`, `.dtype` and `:bytes()`; any
--- strides, for only its elements are looked at) or a plain array `{dtype = "uint8", shape = {2, 3}, bytes = "..."}`:
--- the elements row-major, little-endian. Results are plain arrays. Nothing that is passed in is changed: an operation
--- that writes into a cache returns the cache's new contents, its former bytes included where nothing was written.
--- `nibble.from_bytes(a.bytes, a.shape, {dtype = a.dtype})` makes a tensor of a result.
+-- ARRAYS. A tensor argument is a nibble tensor with any strides (or any object with `.shape`, `.dtype` and `:bytes()`),
+-- or a plain array `{dtype = "uint8", shape = {2, 3}, bytes = "..."}` with little-endian elements in row-major order.
+-- Results are plain arrays. No argument is changed: an operation that writes into a cache returns the new contents of
+-- the whole cache. `nibble.from_bytes(a.bytes, a.shape, {dtype = a.dtype})` makes a tensor of a result.
 --
--- OPERATIONS. Arguments are one table with the operations' own parameter names; a pair `{k, v}` stands for a cache.
+-- OPERATIONS. The argument is a table with the operation's parameter names. A cache is a pair `{k, v}`.
 --   append{append_key, append_value, slot_mapping, paged_kv_cache = {k, v}, kv_cache_sf = {k, v}, k_scale, v_scale,
 --          kv_layout = "NHD"} -> {paged_kv_cache = {k, v}, kv_cache_sf = {k, v}, faults}
 --       scales: a number or a one-element array
 --   materialize{k_cache, v_cache, k_block_scales, v_block_scales, block_tables, seq_lens, max_kv_len,
 --          uses_shared_paged_kv_idx = true, out, kv_page_indptr, num_pages}
 --          -> {kv_cache_fp8, fp8_block_tables, written, faults}
---       written[p] is true for each page p (from 0) of kv_cache_fp8 that is written; the others are `out`'s, or zero
+--       written[p] is true for each page p (from 0) of kv_cache_fp8 that is written; the others are as in `out`, or zero
 --   dequantize{paged_kv_cache = {k, v}, kv_cache_sf = {k, v}, block_tables, seq_lens, k_scale, v_scale, output_k,
 --          output_v, kv_layout = "NHD"} -> {output_k, output_v}
---       output_k and output_v are the outputs' former contents
+--       the arguments output_k and output_v are the contents before
 --   rope_insert{q, kv, cache, slot_mapping, positions, cos_sin_cache, q_head_padded = 0, apply_q_rope = true,
 --          q_inplace = false} -> {q_out, cache, faults}
---       cache: uint8 of 3 or 4 dimensions; q_out is q's new contents when in place
+--       cache: uint8 of 3 or 4 dimensions; in place, q_out is q's new contents
 --   kv_rope_insert{kv, cache, slot_mapping, positions, cos_sin_cache, compress_ratio = 1} -> {cache, faults}
 --   swizzle{v_sf, kv_layout = "NHD", inverse = false} -> array
 --   quantize_cache{k_cache, v_cache, kv_layout = "HND", k_global_sf, v_global_sf}
 --          -> {kv_cache = {k, v}, kv_sf = {k, v}, k_scale, v_scale, faults}
 --   mla_dequantize{cache, slots} -> {rows, faults}
 --   rope_table{max_position, theta = 1e4, dtype = "float32"} -> array
--- `faults` is the list of all content faults, {parameter, index (flat, from 0), value}; a device raises one of them.
+-- `faults` lists all content faults as {parameter, index (flat, from 0), value}; a device raises one of them.
 --
 -- FORMATS. Numbers are Lua floats; bits are integers.
 --   array(x) -> plain array      values(x) -> flat list of its elements      from_values(list, dtype, shape) -> array
---   convert(x, dtype) -> array   what `t:to(dtype)` gives
+--   convert(x, dtype) -> array   as `t:to(dtype)`
 --   encode(number, dtype) -> bits      decode(bits, dtype) -> number      encode_e2m1(number) -> code 0..15
 --   f32(number) -> nearest float32     fma(a, b, c) -> a*b + c of float32 numbers, rounded once
 --   quantize_block(numbers, g) -> scale byte, {16 codes}      (append's rule; g: global decode scale)
@@ -89,8 +88,8 @@ local function values(x)
 end
 reference.values = values
 
---- A whole number as a Lua float for rounding to a shorter format: of a long one the last bits are folded into one odd
---- bit, so that the conversion to a Lua float does not round.
+--- Converts an integer to a Lua float that is to be rounded to a shorter format. The low bits of a long integer are
+--- folded into one odd bit, so that the conversion itself does not round.
 local function sticky(n)
   if n > -(1 << 53) and n < (1 << 53) then return n + 0.0 end
   local low = n & 0x7FF
@@ -125,7 +124,7 @@ function reference.convert(x, dtype)
   return reference.from_values(values(x), dtype, x.shape)
 end
 
---- `bytes` with the strings of `writes` (offset from 0 -> string, none overlapping another) put in.
+--- `bytes` after `writes`, a table offset (from 0) -> string. The writes must not overlap.
 local function patch(bytes, writes)
   local offsets = {}
   for offset in pairs(writes) do offsets[#offsets + 1] = offset end
@@ -151,7 +150,7 @@ local function paged(x, layout)
   return function(page, token, head) return (page * a + token) * b + head end, pages, a, b
 end
 
---- The one number of a scale: rounded to float32.
+--- The number of a scale, rounded to float32.
 local function scalar(x)
   if type(x) == "number" then return f32(x) end
   return values(x)[1]
@@ -169,8 +168,8 @@ local function read_block(bytes, at, dtype)
   return block
 end
 
---- The E4M3 scale byte and the 16 codes of a block under the global decode scale g; a product that is not a number
---- becomes `nan_code`.
+--- The E4M3 scale byte and the 16 codes of a block for the global decode scale g. A product that is NaN becomes
+--- `nan_code`.
 local function quantize_block(block, g, nan_code)
   local amax = 0.0
   for i = 1, 16 do
@@ -321,7 +320,7 @@ local fp8_pairs = lazy(function(scale)
   end)
 end)
 
---- One destination plane: `tokens * blocks` blocks of 8 packed bytes, each with its scale byte.
+--- A destination plane of `tokens * blocks` blocks of 8 packed bytes, each with its scale byte.
 local function materialize_plane(data, scales, blocks, interleaved)
   local out = {}
   for n = 0, #scales - 1 do
@@ -400,8 +399,8 @@ function reference.materialize(p)
   }
 end
 
---- Tables as fp8_pairs, for one global scale and output dtype: code value * scale, then * g, each rounded to float32,
---- then rounded to the dtype.
+--- Tables like fp8_pairs for a global scale and an output dtype: code value * scale, then * g, each product rounded to
+--- float32, then rounded to the dtype.
 local function output_pairs(g, dtype)
   return lazy(function(scale)
     local s = e4m3[scale]

@@ -1,11 +1,10 @@
---- A run as one page of HTML with its pictures and numbers; it needs nothing else, follows the reader's light or dark
---- colours, and prints. `nibble scenario NAME --report FILE` writes one.
+--- Writes a report of a run as one HTML page with pictures and numbers. The page needs no other files, supports light
+--- and dark mode, and can be printed. `nibble scenario NAME --report FILE` writes one.
 --
---   local ok, message = require("nibble.report").write("run.html", { title = "decode", ok = true, command = "nibble
---   ..." })
+--   local report = require "nibble.report"
+--   local ok, message = report.write("run.html", { title = "decode", ok = true, command = "nibble ..." })
 --
--- Of the record (nibble.report_record below) only the title must be there; a section is left out when it has nothing to
--- say.
+-- Only the title of the record (nibble.report_record below) is required. Empty sections are left out.
 
 local numbers = require "nibble.numbers"
 local svg = require "nibble.svg"
@@ -17,13 +16,13 @@ local report = {}
 ---@field name? string
 ---@field ok? boolean                 nil: no verdict
 ---@field message? string             what failed
----@field command? string             the command line that repeats it
+---@field command? string             the command line that repeats the run
 ---@field device? string
 ---@field device_description? string
 ---@field version? string
 ---@field seed? integer
 ---@field steps? integer
----@field compared? integer           bytes
+---@field compared? integer           bytes that were compared
 ---@field notes? string[]
 ---@field parameters? {name: string, value: any, default?: any, help?: string}[]
 ---@field series? {name: string, unit?: string, values: (number|false)[]}[]  a value for each step
@@ -33,7 +32,7 @@ local report = {}
 ---@field histogram? {low: number, high: number, counts: integer[]}  of all errors in half steps
 ---@field phases? {name: string, calls: integer, ms: number, bytes?: integer}[]
 ---@field ops? {name: string, count: integer}[]
----@field reports? (string|{text: string})[]  of checked mode; {}: none were found, nil: it was off
+---@field reports? (string|{text: string})[]  of checked mode; {} if there are none, nil if it was off
 
 ---@class nibble.report_map  {first_token: integer, values: rms errors in percent of [head][token][block]}
 
@@ -68,13 +67,13 @@ local function text_of(value)
   return tostring(value)
 end
 
--- The page as it grows.
+-- The pieces of the page so far.
 local page = {}
 page.__index = page
 
 function page:add(format, ...) self[#self + 1] = numbers.format(format, ...) end
 
--- A table: columns {name, is_number}, rows of cells (a string of HTML when it is {html = ...}).
+-- Adds a table. Columns are {name, is_number}; a cell is text, or {html = ...}.
 function page:table(columns, rows)
   self:add('<div class="scroll"><table><thead><tr>')
   for _, column in ipairs(columns) do self:add("<th%s>%s</th>", column[2] and ' class="n"' or "", escape(column[1])) end
@@ -284,7 +283,7 @@ end
 
 ---------------------------------------------------------------------------------------------------------------- all
 
---- The page's text.
+--- The page as text.
 ---@param record nibble.report_record
 ---@return string
 function report.html(record)
@@ -304,7 +303,7 @@ function report.html(record)
   return table.concat(out, "\n")
 end
 
---- Writes the page. `nil, message` if the file cannot be written.
+--- Writes the page. Returns `nil, message` if the file cannot be written.
 ---@param path string
 ---@param record nibble.report_record
 ---@return boolean?

@@ -1,20 +1,20 @@
---- One run of a scenario: what its functions get as `run`. nibble.scenario makes two for each, one with graphs and a
---- ledger (see
--- nibble.ledger), one that calls the same work eagerly, and compares both after each step.
+--- A run of a scenario: the argument `run` of its functions. nibble.scenario makes two runs for each attempt and
+--- compares them after each step: one with graphs and a ledger (nibble.ledger), and one that executes the same work
+--- eagerly.
 --
 --   run.p            parameters, by name             run.device, run.seed, run.steps, run.step (0 in setup)
 --   run.random(n)    0 .. n-1 from the run's seed     run.main, run.side: streams; main is the current one
---   run.eager        whether this is the run without graphs. Both must do the same: use it for checks alone
---   run.state        a table of the scenario's own
+--   run.eager        whether this is the eager run. Both runs must do the same work, so use it only for checks
+--   run.state        a table for the scenario's own data
 --
---   run:cache(opts)              a paged cache with a ledger (nibble.kv)
---   run:graph(key, fn, how)      captures fn at the first call, replays it at each
+--   run:cache(opts)              creates a paged cache with a ledger (nibble.kv)
+--   run:graph(key, fn, how)      captures fn at the first call, and replays the graph at each call
 --   run:randn(shape, opts)       random values on the run's device
---   run:watch(name, tensor)      a tensor whose every byte is compared after each step
---   run:effect(info, fn)         fn keeps the ledger for work that was just queued: now, or at each replay when inside
---                                a capture
+--   run:watch(name, tensor)      compares every byte of the tensor after each step
+--   run:effect(info, fn)         fn updates the ledger for work that was just queued: now, or at each replay if the work
+--                                is captured
 --   run:same(what, tensor, expected), run:expect(condition, format, ...), run:fail(format, ...)     checks
---   run:timed(name, fn, bytes), run:series(name, value, unit), run:say(format, ...)                 what a report shows
+--   run:timed(name, fn, bytes), run:series(name, value, unit), run:say(format, ...)                 for the report
 
 local nibble = require "nibble"
 local ledger = require "nibble.ledger"
@@ -37,14 +37,13 @@ local pages = require "nibble.pages"
 local run = {}
 run.__index = run
 
---- What `fail`, `expect` and `same` raise: a byte or a fact is wrong. Everything else that is raised is an error of the
---- work itself.
+--- The error that `fail`, `expect` and `same` raise when a check fails. Any other error is one of the work itself.
 ---@class nibble.failure
 ---@field message string
 local failure = { __tostring = function(self) return self.message end }
 run.failure = failure
 
---- Made by nibble.scenario.
+--- Creates a run; called by nibble.scenario.
 ---@param opts {p: table, device: string, seed: integer, steps: integer, eager?: boolean, snapshots?: boolean}
 ---@return nibble.run
 function run.new(opts)
@@ -58,7 +57,7 @@ function run.new(opts)
   }, run)
 end
 
---- Another seed at each call, from the run's.
+--- A new seed at each call, derived from the run's.
 ---@return integer
 function run:next_seed()
   self.seeds = self.seeds + 1
@@ -75,7 +74,7 @@ function run:randn(shape, opts)
     seed = self:next_seed() })
 end
 
---- A paged KV cache: see nibble.kv.
+--- Creates a paged KV cache; see nibble.kv.
 ---@param opts nibble.kv_options
 ---@return nibble.kv
 function run:cache(opts)
@@ -87,10 +86,10 @@ end
 
 ---------------------------------------------------------------------------------------------------------------- work
 
---- Calls fn and measures its device time on the main stream, under a name. Inside a capture it only calls it.
+--- Calls fn and measures its device time on the main stream. During a capture it only calls fn.
 ---@param name string
 ---@param fn fun()
----@param bytes? integer  that it moves
+---@param bytes? integer  that the work moves
 function run:timed(name, fn, bytes)
   if self.collecting then return fn() end
   local phase = self.phases[name]
@@ -112,9 +111,8 @@ local function carry_out(self, effect)
   if not self.eager then effect.fn() end
 end
 
---- What work that was just queued does to memory: `fn` brings the images of `watch` up to date, with nibble.reference.
---- It is called now; for work that is being captured, at each replay. In the run without graphs, which has no ledger,
---- it is not called.
+--- Registers what the work just queued does to memory: `fn` updates the images of `watch` with nibble.reference. It is
+--- called now or, if the work is captured, at each replay. The eager run has no ledger and does not call it.
 ---@param info {op: string, bytes?: integer|fun(): integer, cache?: string}  bytes that the work moves
 ---@param fn fun()
 function run:effect(info, fn)
@@ -150,9 +148,9 @@ local function capture(self, entry, fn, update)
   entry.effects, entry.nodes = effects, entry.graph:nodes()
 end
 
---- The work `fn` as a graph: captured at the first call with this key, replayed at each. `how`: "update" puts a new
---- capture in the old graph's place before the replay, "capture" makes a new graph, nil does neither. An error in fn
---- leaves the former graph as it was, and goes on. Without graphs (`run.eager`) fn is called.
+--- Runs the work of `fn` as a graph: captures it at the first call with this key, and replays the graph at each call.
+--- `how` = "update" first updates the graph with a new capture, "capture" makes a new graph. An error in fn leaves the
+--- old graph unchanged and is raised again. The eager run only calls fn.
 ---@param key any
 ---@param fn fun()
 ---@param how? "update"|"capture"
@@ -182,11 +180,11 @@ end
 
 -------------------------------------------------------------------------------------------------------------- checks
 
---- Every byte of this tensor is compared after each step: with the image that is returned, which `effect`s keep up to
---- date (`put`, `set`), and with the same tensor of the run without graphs, where nil is returned.
+--- Compares every byte of this tensor after each step, with the image that it returns and with the same tensor of the
+--- eager run. `effect` functions update the image (`put`, `set`). Returns nil in the eager run.
 ---@param name string
 ---@param tensor nibble.tensor
----@param where? fun(offset: integer, got: integer, wanted: integer): string  which element a byte belongs to, in words
+---@param where? fun(offset: integer, got: integer, wanted: integer): string  describes the element that a byte belongs to
 ---@return nibble.image?
 function run:watch(name, tensor, where)
   local entry = { name = name, tensor = tensor, where = where or ledger.index_of(tensor) }
@@ -195,7 +193,7 @@ function run:watch(name, tensor, where)
   return entry.image
 end
 
---- Ends the run: what it says is wrong.
+--- Ends the run with a failure.
 ---@param format string
 ---@param ... any
 function run:fail(format, ...) -- luacheck: no self
@@ -203,13 +201,13 @@ function run:fail(format, ...) -- luacheck: no self
 end
 
 ---@param condition any
----@param format string  what is wrong otherwise
+---@param format string  what is wrong if the condition is false
 ---@param ... any
 function run:expect(condition, format, ...)
   if not condition then self:fail(format, ...) end
 end
 
---- A tensor must hold these bytes: those of a plain array of nibble.reference, or of another tensor.
+--- Checks that a tensor holds the bytes of another tensor, or of a plain array of nibble.reference.
 ---@param what string
 ---@param tensor nibble.tensor
 ---@param expected nibble.tensor|{dtype: string, shape: integer[], bytes: string}
@@ -225,7 +223,7 @@ function run:same(what, tensor, expected)
   if difference then self:fail("%s", difference) end
 end
 
---- Compares all that is watched with the ledger; after that, with the same tensors of `other`.
+--- Compares all watched tensors with the ledger, then with those of the run `other`.
 ---@param other nibble.run
 function run:compare(other)
   for _, entry in ipairs(self.watched) do
@@ -250,14 +248,14 @@ end
 
 ------------------------------------------------------------------------------------------------------------- reports
 
---- A line about this run for whoever reads its output: where the input comes from, what was left out.
+--- Adds a line about this run to its output: where the input comes from, what was left out.
 ---@param format string
 ---@param ... any
 function run:say(format, ...)
   if not self.eager then self.notes[#self.notes + 1] = numbers.format(format, ...) end
 end
 
---- A value of this step, for a curve over all steps in the report.
+--- Adds a value of this step to a curve in the report.
 ---@param name string
 ---@param value number
 ---@param unit? string
@@ -297,7 +295,7 @@ local function snapshot(self, cache)
   cache.snapshots[#cache.snapshots + 1] = { step = self.step, requests = requests, references = references }
 end
 
---- A step is over: its work is waited for, its times are added up.
+--- Ends a step: waits for its work and adds up its times.
 function run:settle()
   self.main:synchronize()
   for _, event in ipairs(self.events) do event[1].ms = event[1].ms + event[2]:elapsed(event[3]) end
@@ -307,8 +305,8 @@ function run:settle()
   end
 end
 
---- What a report needs of this run and the eager one: the fields `series`, `caches`, `graphs`, `ops`, `phases`,
---- `compared` and `notes` of nibble.report's record.
+--- The fields `series`, `caches`, `graphs`, `ops`, `phases`, `compared` and `notes` of a report's record
+--- (nibble.report), from this run and the eager one.
 ---@param other nibble.run
 ---@return table
 function run:record(other)

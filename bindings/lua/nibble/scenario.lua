@@ -1,34 +1,33 @@
---- Scenarios: a cache layout, a batch's life and a graph-capture sequence as a script of a page, run and checked.
+--- Runs and checks scenarios: scripts of about a page with a cache layout, the life of a batch and a capture sequence.
 --
---   nibble scenario list                       what there is, with parameters and ranges
---   nibble scenario NAME [--param value ...]   scripts/scenarios/NAME.lua; a path (./mine.lua) runs a file of one's own
+--   nibble scenario list                       lists them with their parameters and ranges
+--   nibble scenario NAME [--param value ...]   runs scripts/scenarios/NAME.lua, or your own file by its path (./mine.lua)
 --
 -- A scenario file returns a table (scripts/scenarios/README.md is a cookbook):
 --   title        one line
---   parameters   name -> {default, min =, max =, multiple =, help =} or {choice, choice ..., help =}, the first one the
---                default, or {false, help =}, a flag. On the command line page_size is --page-size
---   steps        how many steps: a number, or {default, min =, max =}
---   setup(run)   makes caches and requests
---   step(run)    what the host does in a step: requests come, grow and go, inputs are put into place
---   captured(run)   the work of a step, optional: captured once for each key, replayed afterwards (called, in the eager
---                   run)
---   key(run)     which graph this step replays; default: one graph
---   recapture(run)  "update" or "capture" in a step whose graph must be captured again; default: never
---   check(run)   after each step, in the run with graphs: what must be true beside what the ledger compares anyway
+--   parameters   name -> {default, min =, max =, multiple =, help =}; or {choice, choice ..., help =} with the default
+--                first; or {false, help =} for a flag. On the command line page_size is --page-size
+--   steps        the number of steps, or {default, min =, max =}
+--   setup(run)   creates caches and requests
+--   step(run)    the host's part of a step: requests arrive, grow and finish, inputs are loaded
+--   captured(run)   optional: the device's part of a step. It is captured once for each key and replayed afterwards; the
+--                   eager run calls it
+--   key(run)     the key of the graph that this step replays; default: one graph
+--   recapture(run)  "update" or "capture" if the graph must be captured again in this step; default: never
+--   check(run)   called after each step in the run with graphs, for checks beyond the ledger's
 --   finish(run)  the same after the last step
---   verdict(run) more words for the last line of a run that went well
---   valid(p, given, steps)  nil, or what is wrong with these parameters together
+--   verdict(run) text for the last line of a successful run
+--   valid(p, given, steps)  nil, or what is wrong with this combination of parameters
 --   grid         parameters that `describe` runs: a list of tables; default: see `grid`
---   reports      kinds of reports that checked mode must give, for what the scenario does wrong on purpose; default:
---                none
---   errors       true: the command also prints the quantization error of what was stored
+--   reports      kinds of reports that checked mode must give, because the scenario is wrong on purpose; default: none
+--   errors       true: the command also prints quantization errors
 -- `run` is documented in nibble.run, its caches in nibble.kv.
 --
--- Each attempt is two runs of the same script and seed, one with graphs and one eager. After each step every watched
--- byte is compared with the ledger of nibble.reference, then with the eager run. A failure is shrunk to the smallest
--- parameters that still fail.
+-- Each attempt runs the same script twice with the same seed, once with graphs and once eagerly. After each step every
+-- watched byte is compared with the ledger, and then with the eager run. A failure is shrunk to the smallest parameters
+-- that still fail.
 --
--- Under busted, `require("nibble.scenario").describe("decode")` makes specs of a scenario: one for each point of its
+-- Under busted, `require("nibble.scenario").describe("decode")` makes specs of a scenario, one for each point of its
 -- grid.
 
 local nibble = require "nibble"
@@ -69,7 +68,7 @@ local function checked_definition(def, name)
     end
   end
   for _, field in ipairs { "title", "steps", "setup", "step" } do
-    if def[field] == nil then return nil, ("%s: %s: expected one, got none"):format(where, field) end
+    if def[field] == nil then return nil, ("%s: the field %s is missing"):format(where, field) end
   end
   def.parameters, def.name = def.parameters or {}, name
   if type(def.steps) ~= "table" then def.steps = { def.steps } end
@@ -100,8 +99,8 @@ local function checked_definition(def, name)
   return def
 end
 
---- The scenario of that name, or in that file: a name with a slash or ending in .lua is a path. `nil, message` when
---- there is none, or when its file is wrong.
+--- Loads a scenario by name or path; a name with a slash or ending in .lua is a path. Returns `nil, message` if there
+--- is none, or if its file is wrong.
 ---@param name string
 ---@return table? def
 ---@return string? message
@@ -110,7 +109,7 @@ function scenario.load(name)
   local file = io.open(path)
   if not file then
     local why = path == name and ": the file cannot be read" or " (nibble scenario list names them)"
-    return nil, ("%s is no scenario%s"):format(name, why)
+    return nil, ("there is no scenario %s%s"):format(name, why)
   end
   file:close()
   local chunk, message = loadfile(path)
@@ -120,7 +119,7 @@ function scenario.load(name)
   return checked_definition(def, name)
 end
 
---- The names of the shipped scenarios, sorted; none where they are not installed.
+--- The sorted names of the shipped scenarios; empty if they are not installed.
 ---@return string[]
 function scenario.names()
   local names, list = {}, assert(io.popen("ls '" .. folder:gsub("'", "'\\''") .. "' 2>/dev/null"))
@@ -129,7 +128,7 @@ function scenario.names()
   return names
 end
 
---- A scenario's parameters' names, sorted.
+--- The sorted names of a scenario's parameters.
 ---@param def table
 ---@return string[]
 function scenario.parameters(def)
@@ -139,7 +138,7 @@ function scenario.parameters(def)
   return names
 end
 
---- The parameters of `overrides`, the rest from their defaults.
+--- The parameters of `overrides`, and the defaults of the others.
 ---@param def table
 ---@param overrides? table<string, any>
 ---@return table<string, any>
@@ -179,7 +178,7 @@ end
 ---@field run nibble.run
 ---@field eager nibble.run
 
--- Flips one bit in one of the tensors whose every byte is compared.
+-- Flips one bit in one of the watched tensors.
 local function plant(run, which)
   local random = pages.generator(run.seed + 77)
   local candidates = {}
@@ -201,8 +200,7 @@ local function plant(run, which)
   return entry.name .. ": " .. entry.where(offset, got, wanted)
 end
 
--- Where in the scenario's own files (not in nibble's) an error came from: "./mine.lua:12: ", and the traceback down to
--- there.
+-- The place in the scenario's own files that an error came from ("./mine.lua:12: "), and the traceback down to it.
 local function place_of(level)
   local place
   repeat
@@ -215,8 +213,8 @@ local function place_of(level)
   return place or "", (debug.traceback("", 3):gsub("\n%s*%[C%]: in function 'xpcall'.*", ""):gsub("^\n", ""))
 end
 
--- A scenario with the same functions, which note where an error comes from: `scope` and `capture` raise it anew,
--- without that.
+-- The scenario with functions that note where an error comes from, since `scope` and `capture` raise it again without
+-- that.
 local function traced(def, outcome)
   local twin = setmetatable({}, { __index = def })
   for name, fn in pairs(def) do
@@ -303,7 +301,7 @@ local function attempt_once(def, opts)
   return outcome
 end
 
---- Runs a scenario once (that is, twice: with graphs and eagerly). Nothing is raised but Ctrl-C.
+--- Runs a scenario with graphs and eagerly. Raises no error except that of Ctrl-C.
 ---@param def table
 ---@param opts nibble.attempt
 ---@return nibble.outcome
@@ -342,8 +340,8 @@ local function copy_of(opts, changes)
   return copy
 end
 
---- Whether these parameters can be run together; if not, why. `given`: the parameters that were named; default: those
---- that are not at their default, which a command line would name.
+--- Whether these parameters can be combined and, if not, why. `given`: the parameters that were named; default: those
+--- that differ from their defaults.
 ---@param def table
 ---@param opts nibble.attempt
 ---@param given? table<string, boolean>
@@ -358,9 +356,9 @@ function scenario.valid(def, opts, given)
   return not reason, reason
 end
 
---- The smallest parameters that still fail in the same way (a wrong byte, an error, or a report of checked mode): each
---- number is bisected between its minimum and its value, each choice tries the earlier ones, until nothing gets smaller
---- or `budget` attempts were made.
+--- Finds the smallest parameters that still fail in the same way (a wrong byte, an error, or a report of checked mode).
+--- Bisects each number between its minimum and its value, and tries earlier choices, until nothing gets smaller or
+--- `budget` attempts were made.
 ---@param def table
 ---@param opts nibble.attempt   a failing attempt
 ---@param outcome nibble.outcome  its outcome
@@ -414,7 +412,7 @@ local function shell_word(text)
   return text:find("^[%w_./:=-]+$") and text or "'" .. text:gsub("'", "'\\''") .. "'"
 end
 
---- The command line that repeats an attempt. What is not the default is on it, and seed and device always.
+--- The command line that repeats an attempt: seed, device, and all that is not the default.
 ---@param def table
 ---@param opts nibble.attempt
 ---@param command? string  how nibble is called; default "nibble"
@@ -438,11 +436,11 @@ end
 
 -- Such a failure is not shrunk: smaller parameters fit, and the largest that fit run for minutes.
 local function out_of_memory(message)
-  return message:find "not enough memory$" or message:find(": out of memory: ", 1, true)
+  return message:find "not enough memory$" or message:find ": out of memory: " or message:find "%(out of memory%)$"
 end
 
---- What failed, the smallest parameters that fail so, the seed and the line that repeats it. What does not fit into
---- memory is not shrunk.
+--- Describes a failure: what failed, the smallest parameters that fail, the seed and the command line that repeats it.
+--- Does not shrink a failure for lack of memory.
 ---@param def table
 ---@param opts nibble.attempt
 ---@param outcome nibble.outcome
@@ -466,8 +464,8 @@ end
 
 ----------------------------------------------------------------------------------------------------------------- busted
 
---- The points of a scenario's grid: its own `grid`; otherwise its defaults, all minima together, and each choice that
---- is not the default by itself.
+--- The points of a scenario's grid: its own `grid`; or else its defaults, all minima together, and each other choice
+--- alone.
 ---@param def table
 ---@return table<string, any>[]
 function scenario.grid(def)
@@ -483,8 +481,8 @@ function scenario.grid(def)
   return points
 end
 
---- Specs of a scenario, for busted: one for each point of its grid on the default device, the first one tagged quick. A
---- failure says what `nibble scenario` would.
+--- Makes busted specs of a scenario: one for each point of its grid on the default device; the first one is tagged
+--- quick. A failure has the text of `nibble scenario`.
 ---@param name string  a name or a path
 function scenario.describe(name)
   local busted = require "busted"

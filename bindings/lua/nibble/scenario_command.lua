@@ -2,29 +2,29 @@
 local HELP = [[
 usage: nibble scenario NAME [--PARAMETER VALUE ...] [--device NAME] [--steps N] [--seed N] [--report FILE] [--trace FILE]
                              [--check] [--plant]
-       nibble scenario list          every scenario with its parameters, defaults and ranges
+       nibble scenario list          list all scenarios with their parameters, defaults and ranges
        nibble scenario NAME --help
 
-Runs a scenario: shipped ones by name, a file of your own by path (./mine.lua). After each step every byte of its caches and
-outputs is compared with the plain Lua reference and with an eager run of the same steps. A failure is shrunk to the smallest
-parameters that still fail, with a command line that repeats it.
+Runs a shipped scenario by its name, or your own file by its path (./mine.lua). After each step every byte of its caches and
+outputs is compared with the reference in plain Lua and with an eager run of the same steps. A failure is shrunk to the
+smallest parameters that still fail, and the command line that repeats it is printed.
 
-  --device NAME   cpu, cuda:0, ... (default: the best there is, or NIBBLE_DEVICE)
-  --steps N       how many steps
-  --seed N        of lengths, pages and random values (1)
-  --report FILE   one HTML page with pictures and numbers
-  --trace FILE    what was done, as JSON lines, for nibble trace; without the checks and the eager run, nor the time they take
-  --check         in checked mode: missing synchronization and misused pages are reported too
-  --plant         self-test: flips one bit halfway; ok when the check finds and names it
+  --device NAME   cpu, cuda:0, ... (default: NIBBLE_DEVICE; if not set, a GPU if one can be used, else the CPU)
+  --steps N       number of steps
+  --seed N        seed of lengths, pages and random values (default: 1)
+  --report FILE   write one HTML page with pictures and numbers
+  --trace FILE    record the run as JSON lines for nibble trace, without the checks and the eager run
+  --check         run in checked mode, which also reports missing synchronization and misused pages
+  --plant         self-test: flip one bit halfway; succeeds if the check finds and names it
 
-Exit status: 0 ok (all equal, or the planted bit was found), 1 a byte differs or something failed, 2 bad usage.]]
+Exit status: 0 if all bytes are equal or the planted bit was found, 1 if not or if something failed, 2 for bad usage.]]
 
 local nibble = require "nibble"
 local numbers = require "nibble.numbers"
 local options = require "nibble.options"
 local show = require "nibble.show"
 
--- Of a scenario's file, of paths, of errors.
+-- For text of a scenario's file, paths and errors, which may have several lines.
 local function visible(text) return show.visible(text, true) end
 
 local function bold(text) return show.use_color() and "\27[1m" .. text .. "\27[0m" or text end
@@ -49,7 +49,7 @@ local function print_list(scenario)
   local names = scenario.names()
   if #names == 0 then
     io.stderr:write(
-      "nibble scenario: none are installed here (make install brings them); files of your own run by their paths\n")
+      "nibble scenario: no scenarios are installed (make install does that); run your own file by its path\n")
     return 1
   end
   for i, name in ipairs(names) do
@@ -105,7 +105,7 @@ local function print_tables(run)
   end
 end
 
--- The options of a scenario and the attempt they stand for; nil, exit status.
+-- Parses the options of a scenario. Returns them and the attempt, or nil and the exit status.
 local function read_options(scenario, def, arguments)
   local kinds = {
     device = {}, seed = { 1 }, report = {}, trace = {}, check = { false }, plant = { false }, help = { false },
@@ -157,13 +157,14 @@ local function run_one(scenario, def, arguments)
   local attempt, file, trace_file = read_options(scenario, def, arguments)
   if not attempt then return file end
   local held
-  -- a folder that is not there is told before the work, not after it; a pipe's reader sees no end before the report
+  -- Try to create the file before the work, so that a missing folder is reported early. A pipe is kept open, so that
+  -- its reader sees no end before the report.
   if file then
     local message, code
     held, message, code = io.open(file, "r+")
     local writer = code == 2 and nibble.create(file)
     if not held and not writer then return misuse("--report: %s", message) end
-    -- left by an error it puts nothing there
+    -- Leaving the block by an error drops the file.
     if writer then pcall(function() local _ <close> = writer; error("") end) end
   end
   if trace_file then -- after what may end the run before it begins: an old trace would be replaced

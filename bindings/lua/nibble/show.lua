@@ -6,9 +6,9 @@
 --   print(show.histogram(errors, { title = "error" }))
 --   show.svg.save("graph.svg", show.svg.graph(graph))      -- see nibble.svg
 --
--- Options that all of them know: `color` (default: standard output is a terminal, NO_COLOR is not set, TERM is neither
--- empty nor "dumb"), `utf8` (default: the locale's character set; otherwise plain ASCII), `width` in columns (default:
--- COLUMNS or 100).
+-- Options of all functions: `color` (default: standard output is a terminal, NO_COLOR is not set, and TERM is neither
+-- empty nor "dumb"), `utf8` (false: plain ASCII; default: whether the locale's character set is UTF-8), `width` in
+-- columns (default: COLUMNS or 100).
 
 local numbers = require "nibble.numbers"
 
@@ -22,7 +22,7 @@ local ttys = {}
 ---@param fd integer
 ---@return boolean
 function show.is_tty(fd)
-  -- Lua's own libraries cannot tell; a shell that inherits the descriptor can.
+  -- Lua has no function for this, so ask a shell that inherits the descriptor.
   if ttys[fd] == nil then ttys[fd] = os.execute(("test -t %d"):format(fd)) == true end
   return ttys[fd]
 end
@@ -32,7 +32,7 @@ local function set(name)
   return value ~= nil and value ~= "" and value or nil
 end
 
---- Whether a file descriptor is a terminal that knows escape sequences: TERM names one, and none that is "dumb".
+--- Whether a file descriptor is a terminal with escape sequences: TERM is neither empty nor "dumb".
 ---@param fd integer
 ---@return boolean
 function show.is_capable(fd)
@@ -72,8 +72,8 @@ local function style(opts)
   return s
 end
 
---- Text from elsewhere (a title, a name, a path) for a terminal: control characters, marks that turn the direction of
---- text, and bytes that are no UTF-8 as \x1B or \u{202E}. Also a line's end, but for where `lines` is true.
+--- Makes untrusted text (a title, a name, a path) safe for a terminal: control characters, marks that change the
+--- direction of text, and bytes that are not UTF-8 become \x1B or \u{202E}. So do line ends, unless `lines` is true.
 ---@param text string
 ---@param lines? boolean
 ---@return string
@@ -98,7 +98,7 @@ function show.visible(text, lines)
   return table.concat(parts)
 end
 
---- Columns of the terminal at standard error; 80 where it does not say.
+--- The columns of the terminal at standard error; 80 if they are not known.
 ---@return integer
 function show.columns()
   local size = io.popen("stty size <&2 2>/dev/null")
@@ -109,7 +109,7 @@ end
 
 local function width_of(code) return code >= 0x1100 and (code < 0x2000 or code >= 0x2E80) and 2 or 1 end -- at most
 
---- The columns that a text without control characters takes, at most.
+--- The columns that a text without control characters needs at most.
 ---@param text string
 ---@return integer
 function show.width(text)
@@ -118,7 +118,7 @@ function show.width(text)
   return sum
 end
 
---- The beginning of a text that takes at most so many columns.
+--- The beginning of a text that fits into so many columns.
 ---@param text string
 ---@param columns integer
 ---@return string
@@ -141,8 +141,8 @@ local function letter(i)
   return i <= 52 and string.char(64 + i - 26) or "?"
 end
 
---- Requests as rows with their physical pages, then the pool as a map with a letter for each page. The legends have the
---- marks that occur.
+--- Shows each request as a row of its physical pages, and the pool as a map with a letter for each page. The legends
+--- explain the marks that occur.
 ---@param allocator nibble.allocator
 ---@param requests nibble.request[]
 ---@param opts? {names?: string[], color?: boolean, utf8?: boolean, width?: integer}  names: what to call the requests
@@ -218,7 +218,7 @@ end
 
 local e2m1 = { [0] = 0, 0.5, 1, 1.5, 2, 3, 4, 6 }
 
---- Half a step of E2M1 at |y|: how far rounding to the nearest code may be off. Beyond 6 the value saturates.
+--- Half a step of E2M1 at |y|, the largest error of rounding to the nearest code. Beyond 6 the value saturates.
 ---@param y number  an input divided by its block's scale and the global scale
 ---@return number
 function show.half_step(y)
@@ -226,7 +226,7 @@ function show.half_step(y)
   return y < 2 and 0.25 or y < 4 and 0.5 or 1.0
 end
 
---- The codes and the scale byte of one block as a cache holds them.
+--- The codes and the scale byte of a block in a cache.
 ---@param data nibble.tensor  a data cache (K or V), NHD or HND
 ---@param sf nibble.tensor    its linear scales
 ---@param slot integer        counts from 0, as do head and block
@@ -250,8 +250,8 @@ function show.read_block(data, sf, slot, head, block, kv_layout)
   return codes, row(sf):narrow(1, block + 1, 1):bytes():byte()
 end
 
---- A block of 16: input, scale byte and value, codes, decoded values, errors. Without `codes` and `scale_byte` they are
---- what append would store. `global_scale`: the global decode scale, default 1.
+--- Shows a block of 16 numbers: inputs, scale byte and its value, codes, decoded values, errors. By default, `codes`
+--- and `scale_byte` are those that append would store. `global_scale` is the global decode scale, default 1.
 ---@param input number[]|nibble.tensor  16 numbers
 ---@param opts? {global_scale?: number, codes?: integer[], scale_byte?: integer, color?: boolean, utf8?: boolean}
 ---@return string
@@ -281,7 +281,7 @@ function show.block(input, opts)
     local value = (code >= 8 and -1.0 or 1.0) * e2m1[code & 7]
     local difference = value * unit - values[i]
     local relative = unit ~= 0 and difference / (show.half_step(values[i] / unit) * unit) or 0
-    -- A bar that grows from the middle; an error past half a step (saturation) ends in an arrow.
+    -- A bar from the middle; for an error of more than half a step (saturation) it ends in an arrow.
     local steps = relative == relative and math.min(math.floor(math.abs(relative) * 8 + 0.5), 9) or 9
     local bar = s.glyphs.bar:rep(math.min(steps, 8))
     local left, right = (" "):rep(9), ""
@@ -309,7 +309,7 @@ end
 ---@field utf8? boolean
 ---@field width? integer
 
---- Counts of numbers as bars of text. Values outside low..high count in the outermost bins; NaN has a line of its own.
+--- Shows a histogram of numbers. Values outside low..high count in the outermost bins; NaN has its own line.
 ---@param list number[]|nibble.tensor  a list, or a 1-D tensor
 ---@param opts? nibble.histogram_options
 ---@return string
@@ -332,7 +332,7 @@ function show.histogram(list, opts)
   for i = 1, bins do counts[i] = 0 end
   for _, x in ipairs(list) do
     if x == x then
-      -- Compared as floats first: an infinite quotient has no integer.
+      -- Compare as floats first, since an infinite quotient cannot become an integer.
       local at = (x - low) / (high - low) * bins
       local bin = at >= bins and bins or at < 0 and 1 or math.floor(at) + 1
       counts[bin] = counts[bin] + 1

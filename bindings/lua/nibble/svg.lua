@@ -3,13 +3,12 @@
 --   local svg = require "nibble.svg"
 --   snapshots[#snapshots + 1] = svg.snapshot(allocator, requests, step)              -- after each step
 --   svg.save("pages.svg", svg.page_table(allocator, snapshots, { title = "decode" }))
---   svg.save("graph.svg", svg.graph(graph))                                          -- DOT text where Graphviz is
---                                                                                    missing
+--   svg.save("graph.svg", svg.graph(graph))                                          -- DOT text without Graphviz
 --   svg.save("errors.svg", svg.error_map(values, { title = "layer 0 K" }))           -- values[head][token][block]
 --   svg.save("tokens.svg", svg.curve(values, { title = "tokens" }))
 --
--- The pictures follow the reader's light or dark colours, need nothing else, and can be put into a page of HTML as they
--- are; a file of its own brings its background. A cell's title (a tooltip) says its numbers in words.
+-- The pictures support light and dark mode, need no other files, and can be embedded in HTML; a file of its own has a
+-- background. The tooltip of a cell has its numbers.
 
 local numbers = require "nibble.numbers"
 
@@ -30,8 +29,8 @@ local function fail(where, parameter, expected, got)
     or type(got)), 0)
 end
 
---- Text that can stand in SVG and HTML, between tags or in double quotes. What is neither UTF-8 nor allowed there
---- becomes "?".
+--- Escapes text for SVG and HTML, between tags or in double quotes. Bytes that are not UTF-8, and characters that are
+--- not allowed there, become "?".
 ---@param text any
 ---@return string
 function svg.escape(text)
@@ -47,7 +46,7 @@ end
 
 ------------------------------------------------------------------------------------------------------------- drawing
 
--- A picture that is being drawn: elements, and rules of style that they need.
+-- A picture under construction: its elements, and the style rules that they use.
 local canvas = {}
 canvas.__index = canvas
 
@@ -75,7 +74,7 @@ function canvas:rect(class, x, y, width, height, title)
     title and svg.escape(title))
 end
 
--- A name of a class, whose rule the picture then has.
+-- Adds the rule of a class to the picture and returns the class's name.
 function canvas:rule(class, style)
   if not self.rules[class] then
     self.rules[class] = true
@@ -94,7 +93,7 @@ end
 
 local function text_width(text) return 6.2 * (utf8.len(text) or #text) end
 
--- Small coloured squares with words, in lines of at most `width`: a list of {class, text}. Returns where they end.
+-- Draws a legend: a list of {class, text}, as coloured squares with text, in lines of at most `width`. Returns its end.
 local function legend(picture, x, y, width, items)
   local at = x
   for _, item in ipairs(items) do
@@ -107,7 +106,7 @@ local function legend(picture, x, y, width, items)
   return y + 17
 end
 
--- Every which of `count` labels of `size` pixels finds room at a distance of `pitch` pixels.
+-- The n for which every n-th of `count` labels fits. A label has `size` pixels, labels are `pitch` pixels apart.
 local function every(size, pitch)
   for _, n in ipairs { 1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500 } do
     if n * pitch >= size then return n end
@@ -117,7 +116,7 @@ end
 
 local function clamp(x, low, high) return math.max(low, math.min(high, x)) end
 
--- At most `most` of the indices 1..count, evenly spread, with both ends.
+-- At most `most` of the indices 1..count, evenly spaced, including both ends.
 local function spread(count, most)
   local list = {}
   local n = math.min(count, most)
@@ -138,7 +137,7 @@ end
 ---@field requests nibble.snapshot_request[]
 ---@field references integer[]  of page p at p + 1: requests that hold it, -1: reserved
 
---- Who holds which page now, for `page_table`. It keeps nothing of the allocator.
+--- A copy of the page ownership for `page_table`. It does not refer to the allocator.
 ---@param allocator nibble.allocator
 ---@param requests nibble.request[]  a field `id` of a request is its name; otherwise its place in the list is
 ---@param step integer|string
@@ -158,7 +157,7 @@ function svg.snapshot(allocator, requests, step)
   return snapshot
 end
 
--- What is on each page: {owners = ids, filled = entries} by page, and a key that is equal for equal states.
+-- The state of each page, {owners = ids, filled = entries}, and a key that is equal for equal states.
 local function page_states(pool, snapshot)
   local states = {}
   for _, request in ipairs(snapshot.requests) do
@@ -208,8 +207,8 @@ end
 ---@field max_steps? integer  columns; of more, evenly spread ones are drawn; default 480
 ---@field max_pages? integer  rows; the first ones that any request held are drawn; default 256
 
---- The pages of a pool over time: a row for each page, a column for each snapshot, in the colours of the requests. The
---- filled part of a page is solid.
+--- Draws the pages of a pool over time: a row for each page, a column for each snapshot, in the colours of the
+--- requests. The filled part of a page is solid.
 ---@param pool {num_pages: integer, page_size: integer}  an allocator will do
 ---@param snapshots nibble.snapshot[]
 ---@param opts? nibble.page_table_options
@@ -228,7 +227,7 @@ function svg.page_table(pool, snapshots, opts)
     for _, request in ipairs(snapshots[index].requests) do
       if not classes[request.id] then
         ids[#ids + 1] = request.id
-        -- The golden angle: neighbours differ, and there are as many colours as needed.
+        -- Hues at the golden angle: neighbours differ, for any number of colours.
         classes[request.id] = picture:rule("q" .. #ids,
           ("fill:hsl(%d 62%% var(--request))"):format((#ids - 1) * 137.508 // 1 % 360))
       end
@@ -245,7 +244,7 @@ function svg.page_table(pool, snapshots, opts)
   local height = clamp(720 / math.max(#rows, 1), 4, 15)
   local right, bottom = left + #columns * width, top + #rows * height
   picture:text(left - 4, top - 5, "step", "soft end")
-  -- of the picture: a label that is wider than its columns may not fit before it
+  -- Left edge of the picture: a label that is wider than its columns may not fit before it.
   local edge = math.max(right + 1, left + 370)
   for c = 1, #columns, every(30, width) do
     local x, label = left + (c - 0.5) * width, columns[c].step
@@ -286,8 +285,8 @@ end
 
 ------------------------------------------------------------------------------------------------------------- graphs
 
---- The picture that Graphviz's `dot` makes of a graph, and "svg"; where there is no `dot`, the text in Graphviz's
---- language and "dot".
+--- Draws a graph with Graphviz's `dot`. Returns the picture and "svg" or, if `dot` is not installed, the graph in
+--- Graphviz's language and "dot".
 ---@param graph nibble.graph|string  a captured graph, or such a text
 ---@return string text
 ---@return "svg"|"dot" format
@@ -323,7 +322,7 @@ end
 
 local function is_number(x) return type(x) == "number" and x == x end
 
--- Blocks of one head as rows, tokens as columns; neighbours of one shade are one rectangle.
+-- Draws a head: blocks are rows, tokens are columns. Neighbours of the same shade become one rectangle.
 local function draw_head(picture, tokens, map, h, x, y, width, height, first)
   local blocks = map.blocks
   for b = 1, blocks do
@@ -354,7 +353,7 @@ end
 ---@field most? number          value of the darkest shade; default: the largest value
 ---@field width? integer        pixels, about; default 960
 
---- The error of every block: for each head a strip with a column for each token and a row for each block of 16
+--- Draws the error of every block: a strip for each head, with a column for each token and a row for each block of 16
 --- dimensions.
 ---@param values number[][][]  [head][token][block]; false or NaN where there is none
 ---@param opts? nibble.error_map_options
@@ -422,7 +421,7 @@ end
 
 -------------------------------------------------------------------------------------------------------------- curves
 
---- Values over steps as a curve from 0 (or the least value, if that is negative) to the largest.
+--- Draws values over steps as a curve. The axis begins at 0, or at the least value if that is negative.
 ---@param values (number|false)[]  false: none at that step
 ---@param opts? {title?: string, unit?: string, width?: integer, height?: integer}  300, 90
 ---@return string
@@ -470,7 +469,7 @@ end
 
 ---------------------------------------------------------------------------------------------------------------- files
 
---- Writes a text to a file. `nil, message` if it cannot be written: what was there is as it was.
+--- Writes text to a file. Returns `nil, message` if it cannot be written; an old file is then unchanged.
 ---@param path string
 ---@param text string
 ---@return boolean?

@@ -1,27 +1,27 @@
---- What a script did, as a file: recorded, summarised, shown in Perfetto, executed again.
+--- Traces: records what a script does to a file, summarizes it, converts it for Perfetto, and replays it.
 --
 --   local trace = require "nibble.trace"
---   local recorder = assert(trace.record("run.jsonl", { title = "my run" }))   -- from here on (nibble.observe)
+--   local recorder = assert(trace.record("run.jsonl", { title = "my run" }))   -- begins to record (nibble.observe)
 --   ...
 --   recorder:close()
 --   print(trace.summary(assert(trace.read "run.jsonl")))
 --   trace.chrome(run, "run.json")                        -- for ui.perfetto.dev
---   require("nibble.trace_replay").replay(run)           -- see there what it does and checks
+--   require("nibble.trace_replay").replay(run)           -- documented there
 --
 -- or `nibble scenario NAME --trace FILE` and `nibble trace FILE [--chrome OUT.json] [--replay]`.
 --
--- The file has a JSON object on each line. First a header: {"nibble": version, "trace": 1, "device": the default
--- device, ...}. Then one for each observation, in order, with the fields of nibble.observation; `time` counts in
--- seconds from the first of them, in whole nanoseconds, and stands still while the recorder is paused. Two fields more:
---   indices   of work that reads index tensors (slot_mapping, block_tables, seq_lens, positions, kv_page_indptr,
---             slots), and of a replay of a graph that does: what they held, [{storage, offset, dtype, shape, stride,
---             values}]. To know it the recorder waits for what writes them, as reading a value does; inside a capture
---             it cannot.
---   contents  of a host_write: the bytes in hexadecimal, of int32 and int64 up to 1 MiB, of others up to 4096 bytes; of
---             a copy, too, where its source was gone before the recorder could look.
--- Real attributes are texts ("%.17g", "inf", "-inf", "nan"), as JSON does not have them all. In texts that come from
--- elsewhere (fields of the header, `where`, `name`) a backslash is two, and a byte that is no UTF-8 is \xNN; read gives
--- back the bytes.
+-- The file has a JSON object on each line. The first is a header: {"nibble": version, "trace": 1, "device": the default
+-- device, ...}. The others are the observations in order, with the fields of nibble.observation. `time` is in seconds
+-- since the first one, in whole nanoseconds, and does not advance while the recorder is paused. There are two more
+-- fields:
+--   indices   for work that reads index tensors (slot_mapping, block_tables, seq_lens, positions, kv_page_indptr,
+--             slots), and for replays of such work: their values, [{storage, offset, dtype, shape, stride, values}]. To
+--             read them the recorder waits for the work that writes them; during a capture it cannot.
+--   contents  for a host_write: the bytes in hexadecimal, for int32 and int64 up to 1 MiB, for other dtypes up to 4096
+--             bytes. Also for a copy whose source was freed before the recorder could read it.
+-- Real attributes are strings ("%.17g", "inf", "-inf", "nan"), since JSON lacks some. In strings from outside (fields
+-- of the header, `where`, `name`) a backslash is doubled, and a byte that is not UTF-8 is written as \xNN; the reader
+-- restores the bytes.
 
 local json = require "nibble.json"
 local nibble = require "nibble"
@@ -33,7 +33,7 @@ local trace = {}
 
 local MOST_INTEGERS, MOST_BYTES = 1 << 20, 4096
 
---- What is read of a file: a device, or what is no trace, may have no end. Bytes of the first line, and of the whole.
+--- Most bytes that are read, of the first line and of the file. A device, or a file that is no trace, may have no end.
 trace.MOST_HEADER, trace.MOST_FILE = 1 << 20, 1 << 30
 
 local BLOCK = 1 << 16 -- bytes that are read at a time
@@ -52,7 +52,7 @@ local function access_key(access)
     table.concat(access.stride, ","))
 end
 
--- The integers that an access holds now; nil when that cannot be known.
+-- The integers of an access at this time; nil if they cannot be read.
 local function integers_of(access)
   local bytes = nibble.peek(access)
   if not bytes then return nil end
@@ -63,7 +63,7 @@ local function integers_of(access)
 end
 trace.integers_of = integers_of
 
---- The index tensors among accesses, each once, with what they hold.
+--- The index tensors among accesses, each once, with their values.
 ---@param accesses nibble.access[]
 ---@return table[]? indices  nil: there are none
 function trace.indices_of(accesses)
@@ -95,7 +95,7 @@ end
 local recorder = {}
 recorder.__index = recorder
 
--- Remembers the index tensors of captured work; gives those of a graph's nodes.
+-- Remembers the index tensors of captured work, and returns those of a graph's nodes.
 function recorder:graph_indices(o)
   if o.kind == "capture_begin" then
     self.captures[o.capture] = {}
@@ -110,8 +110,8 @@ function recorder:graph_indices(o)
   end
 end
 
--- Whether a copy reads what the host wrote and the recorder could not see: a number's or a table's way into a tensor is
--- a storage that is gone by the time that the recorder is told of it.
+-- Whether a copy reads bytes of the host that the recorder could not see: a number or table reaches a tensor through a
+-- storage that is freed before the recorder is called.
 function recorder:copies_unknown(o)
   if o.kernel ~= "copy" then return false end
   for _, access in ipairs(o.accesses) do
@@ -126,7 +126,7 @@ local function real_text(x)
   return numbers.format("%.17g", x)
 end
 
--- Any bytes as UTF-8, and back.
+-- Escapes any bytes as UTF-8, and restores them.
 local function escape(text)
   text = text:gsub("\\", "\\\\")
   local parts, from = {}, 1
@@ -193,9 +193,8 @@ function recorder:line(o)
   return json.encode(copy)
 end
 
---- Records what is done from now on into a file, until `close`. Several recorders need different names. The file takes
---- its place at the close; a run that is killed leaves PATH.RANDOM.part, which `read` reads, and what was at PATH
---- before.
+--- Records to a file until `close`. Several recorders need different names. The file is moved to PATH by `close`. A
+--- killed run leaves PATH.RANDOM.part, which `read` accepts, and an old file at PATH unchanged.
 ---@param path string
 ---@param header? table   fields more for the first line (texts, numbers)
 ---@param name? string    of the observer; default "trace"
@@ -220,15 +219,15 @@ function trace.record(path, header, name)
   return self
 end
 
---- What is done while it is paused is not recorded, but for the freeing of storages whose making was, and takes no
---- time: what comes next follows at once.
+--- Pauses the recording. Meanwhile only the freeing of recorded storages is recorded, and the time of the trace stands
+--- still.
 ---@param paused boolean
 function recorder:pause(paused)
   self.resumed = self.resumed or self.paused and not paused
   self.paused = paused
 end
 
---- Ends the recording. `nil, message` when the file could not be written.
+--- Ends the recording. Returns `nil, message` if the file could not be written.
 ---@return integer? count  observations
 ---@return string? message
 function recorder:close()
@@ -248,7 +247,7 @@ recorder.__close = recorder.close
 ---@field list table[]  observations
 ---@field cut? string    where the file ends too early
 
--- The kinds of observations, with the fields that each needs.
+-- The kinds of observations and their required fields.
 local KINDS = {
   work = { "stream", "accesses" }, event_record = { "stream", "event" }, stream_wait = { "stream", "event" },
     synchronized = {},
@@ -260,7 +259,7 @@ local KINDS = {
   stream_released = { "stream" }, range_push = { "name" }, range_pop = {}, storage_cut = { "storage" },
 }
 
--- What fields are, where there are any.
+-- The types of fields.
 local TYPES = {
   { "time", "number" }, { "begin", "number" }, { "name", "string" }, { "operation", "string" }, { "stream", "integer" },
   { "event", "integer" }, { "graph", "integer" },
@@ -317,7 +316,7 @@ local function valid(o)
   end
 end
 
--- A line of the file, the header or an observation; or nil and what is wrong.
+-- Parses a line of the file, the header or an observation. Returns nil and what is wrong if it is neither.
 local function read_line(text, number)
   local value, why = json.decode(text)
   if value == nil then return nil, why or "no value" end
@@ -335,8 +334,8 @@ local function read_line(text, number)
   return value
 end
 
--- A function that gives the next line of a file, with its end; at the end of the file nil. Where it would have given more
--- than `most` bytes of `what` in all, or where nothing can be read, it gives nil and why.
+-- A function that gives the next line of a file, with its end; at the end of the file nil. Where it would have given
+-- more than `most` bytes of `what` in all, or where nothing can be read, it gives nil and why.
 local function line_reader(file)
   local block, at, bytes = "", 1, 0
   return function(what, most)
@@ -358,8 +357,8 @@ local function line_reader(file)
   end
 end
 
---- Reads a trace. `nil, message` for a file that cannot be read, is none, or is larger than MOST_FILE. Of one that ends
---- in the middle of a line, as a killed run leaves it, what is before that line; `cut` says so.
+--- Reads a trace. Returns `nil, message` if the file cannot be read, is no trace, or is larger than MOST_FILE. If it
+--- ends in the middle of a line, as after a killed run, that line is left out and `cut` is set.
 ---@param path string
 ---@return nibble.trace?
 ---@return string? message
@@ -394,13 +393,13 @@ end
 
 ------------------------------------------------------------------------------------------------------------- summary
 
--- page_size of a paged cache's access.
+-- The page_size of an access to a paged cache.
 local function page_size_of(access)
   if access.kv_layout and #access.shape == 4 then return access.shape[access.kv_layout == "HND" and 3 or 2] end
 end
 
---- The pages that work reads or writes by its index tensors' values: a list of {storage, pages = {[page] = true},
---- write}. Slots that an operation skips (negative, past the cache) touch none.
+--- The pages that work reads or writes, by the values of its index tensors: a list of {storage, pages = {[page] =
+--- true}, write}. Slots that an operation skips (negative, or past the cache) count for none.
 function trace.pages_of(work, indices)
   local values = {}
   for _, access in ipairs(work.accesses) do
@@ -460,7 +459,7 @@ local function median(list)
   return #list > 0 and list[(#list + 1) // 2] or 0
 end
 
--- Numbers of a trace, for the summary and for whoever wants them.
+-- The numbers of a trace that the summary shows.
 ---@param run nibble.trace
 ---@return table
 function trace.statistics(run)
@@ -557,10 +556,9 @@ local function sorted_by_id(map)
   return list
 end
 
---- What a run did, as text: operations with calls (queued alone, recorded in graphs, done by replays) and the bytes of
---- the views that they were given; pages touched in each cache; graphs and the time between their replays; ranges;
---- memory; the time between two pieces of work. All times are those of queuing, on the host, without what was done
---- while the recorder was paused.
+--- Summarizes a run as text: the operations with their calls (queued, captured, replayed) and the bytes of their views,
+--- the pages used in each cache, graphs and the time between replays, ranges, memory, and the time between pieces of
+--- work. All times are those of queuing on the host, without pauses of the recorder.
 ---@param run nibble.trace
 ---@return string
 function trace.summary(run)
@@ -615,8 +613,8 @@ function trace.summary(run)
   return table.concat(lines, "\n")
 end
 
---- The run in the format of Chrome's traces, which ui.perfetto.dev shows: see nibble.trace_chrome. `nil, message` if
---- the file cannot be written.
+--- Writes the run in Chrome's trace format, for ui.perfetto.dev; see nibble.trace_chrome. Returns `nil, message` if the
+--- file cannot be written.
 ---@param run nibble.trace
 ---@param path string
 ---@return boolean?

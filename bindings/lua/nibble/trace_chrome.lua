@@ -1,11 +1,12 @@
---- A trace in Chrome's trace event format (a JSON object with `traceEvents`), for Perfetto and chrome://tracing.
+--- Converts a trace to Chrome's trace event format (a JSON object with `traceEvents`), for Perfetto and
+--- chrome://tracing.
 --
--- A track for the host and one for each stream and capture. All times are the host's, not the device's. Work, replays,
--- records and waits of events are slices on their stream's track: the call that queued them, from its begin to its end.
--- Around them lies a slice "in flight": from the first of them until the host knew that all was done, because it waited
--- for the stream, the device, an event behind them, or to read what they wrote; the device may have been done long
--- before. Waits and reads of the host are slices of the host's track, in those of nibble.range. An arrow leads from an
--- event's record to each wait for it. A counter has the bytes of the storages that the trace saw coming and going.
+-- There is a track for the host and one for each stream and capture. All times are the host's, not the device's. Work,
+-- replays, and records and waits of events are slices on the track of their stream, from the begin to the end of the
+-- call that queued them. They lie in a slice "in flight", which ends when the host knew that all was done: because it
+-- waited for the stream, the device or a later event, or read what they wrote. The device may have been done long
+-- before. Waits and reads of the host, and ranges (nibble.range), are slices on the host's track. An arrow leads from
+-- the record of an event to each wait for it. A counter shows the bytes of all storages that were created in the trace.
 
 local json = require "nibble.json"
 local show = require "nibble.show"
@@ -45,8 +46,7 @@ local function arguments_of(o)
   return args
 end
 
--- What is queued on each stream and not known to be done. Work has numbers, on its stream; an event stands for those
--- before it.
+-- The work of each stream that is not known to be done. Work is numbered on its stream; an event covers all before it.
 local flight = {}
 flight.__index = flight
 
@@ -68,7 +68,7 @@ function flight:queued(o, begin, accesses)
   end
 end
 
--- The host knows at `now` that the stream's work up to a number is done.
+-- At `now` the host knows that the stream's work up to a number is done.
 function flight:reached(stream, number, now)
   if not stream or stream.done == stream.last or number < stream.last then return end
   local count = stream.last - stream.first + 1
@@ -94,7 +94,7 @@ function flight:waited(o, now)
   end
 end
 
--- Everything, of one device or all.
+-- All work, of one device or of all, is done.
 function flight:all(now, device)
   local ids = {}
   for id, stream in pairs(self.streams) do
@@ -104,7 +104,7 @@ function flight:all(now, device)
   for _, id in ipairs(ids) do self:reached(self.streams[id], self.streams[id].last, now) end
 end
 
---- The object that is to be written as JSON.
+--- The object to write as JSON.
 ---@param run nibble.trace
 ---@return table
 function chrome.convert(run)
@@ -124,7 +124,7 @@ function chrome.convert(run)
   add { ph = "M", name = "process_name", tid = HOST, args = { name = show.visible(run.header.title or "nibble") } }
   track(HOST, "host")
   local recorded, arrows, in_flight, ranges, now = {}, 0, flight.new(add), {}, 0
-  -- In whole nanoseconds, as Perfetto has them: slices that are rounded apart overlap, and are thrown away.
+  -- In whole nanoseconds, as in Perfetto. It discards slices that overlap after rounding.
   local function nanoseconds(seconds) return math.floor(seconds * 1e9 + 0.5) end
   local function end_range()
     local o = table.remove(ranges)
@@ -136,7 +136,7 @@ function chrome.convert(run)
   for _, o in ipairs(run.list) do
     local before = now
     now = math.max(now, nanoseconds(o.time))
-    -- Traces of before 0.2.0 do not say when a call began.
+    -- Traces from before 0.2.0 do not have the begin of a call.
     local begin = math.min(now, math.max(before, nanoseconds(o.begin or o.time)))
     local function slice(tid, name)
       add { ph = "X", name = show.visible(name), cat = o.kind, tid = tid, ts = begin / 1e3, dur = (now - begin) / 1e3,

@@ -2,17 +2,17 @@
 local HELP = [=[
 usage: nibble trace FILE [--chrome OUT.json] [--replay [--device NAME] [--max-bytes N]]
 
-FILE is a trace of at most 1 GiB: what nibble scenario NAME --trace FILE recorded, or a script with nibble.trace. Without
-options it is summarised: operations, pages, graphs, ranges, memory, the time between pieces of work. Of a trace that was
-cut off, what is whole is read.
+FILE is a trace of at most 1 GiB that nibble scenario NAME --trace FILE or a script with nibble.trace recorded. Without
+options, a summary is printed: operations, pages, graphs, ranges, memory, the time between pieces of work. A trace that was
+cut off is read up to its last whole line.
 
   --chrome OUT.json  write it for ui.perfetto.dev and chrome://tracing
-  --replay           execute it again, and check that the same happens: the same streams, tensors and numbers in each piece of work,
-                     the same nodes in each graph, the same slots, pages and lengths in all index tensors
-  --device NAME      where to (default: the best there is, or NIBBLE_DEVICE)
-  --max-bytes N      refuse a trace whose storages take more (default: 4 GiB, but at most half of the device's memory)
+  --replay           execute it again and check that the same happens: the same streams, tensors and numbers in each piece of
+                     work, the same nodes in each graph, the same slots, pages and lengths in all index tensors
+  --device NAME      device of the replay (default: NIBBLE_DEVICE; if not set, a GPU if one can be used, else the CPU)
+  --max-bytes N      refuse a trace whose storages need more (default: 4 GiB, but at most half of the device's memory)
 
-Exit status: 0, 1 when something differs or a file cannot be read or written, 2 bad usage.]=]
+Exit status: 0; 1 if something differs or a file cannot be read or written; 2 for bad usage.]=]
 
 local options = require "nibble.options"
 local show = require "nibble.show"

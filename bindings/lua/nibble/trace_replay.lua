@@ -1,21 +1,21 @@
 --- Executes a trace again, and checks that the same happens.
 --
---   local result, message = require("nibble.trace_replay").replay(run, { device = "cuda:0" })   -- run: of
---                                                                                               nibble.trace's read
+--   local run = assert(require("nibble.trace").read("run.jsonl"))
+--   local result, message = require("nibble.trace_replay").replay(run, { device = "cuda:0" })
 --
--- What is executed: the work, events, waits, captures, updates and replays of the trace, in their order, each on its
--- stream, on storages of the recorded sizes, all on one device. What a script wrote from the host is written again
--- where the trace has it (integers that operations read as slots, pages and lengths are in it); other data from the
--- host becomes random values, and what was in a storage before the recording began becomes zeros, so that the bytes of
--- K and V are not those of the recorded run. Tables of rotary angles get the default theta.
+-- It executes the work, events, waits, captures, updates and replays of the trace in order, each on its stream, with
+-- storages of the recorded sizes, on one device. Data that a script wrote from the host is written again if the trace
+-- has it; it has the integers that operations read as slots, pages and lengths. Other data from the host becomes random
+-- values, and storages that are older than the trace begin with zeros. So the bytes of K and V differ from the recorded
+-- run. Rotary tables get the default theta.
 --
--- What is checked: each piece of work is observed again and must have the same kernel, stream (records, waits and
--- replays too), tensors (storage, place, dtype, shape, strides, parameter), numbers, and in a graph the same number and
--- dependencies; and each index tensor must hold the recorded values when the work, or the replay of the graph that it
--- is in, has it. The first differences are named by their line in the file.
+-- It checks each piece of work, which must have the same kernel, stream, tensors (storage, place, dtype, shape,
+-- strides, parameter) and numbers, and in a graph the same id and dependencies. Records, waits and replays must be on
+-- the same stream. Each index tensor must hold the recorded values when its work, or the replay of its graph, is
+-- queued. The first differences are reported with their line in the file.
 --
--- What it cannot do: work of the user's own kernels and functions, and what takes more than `max_bytes` (`nil,
--- message`); and transfers between devices as such (they become copies on the one device).
+-- It cannot execute user kernels and functions of the host, nor traces that need more than `max_bytes`: then it returns
+-- `nil, message`. Copies between devices become copies on the one device.
 
 local nibble = require "nibble"
 local numbers = require "nibble.numbers"
@@ -26,10 +26,10 @@ local replay = {}
 
 local MOST_DIFFERENCES = 20
 
---- What a replay may allocate, where nothing else is said: a changed file must not fill the machine.
+--- Most bytes that a replay allocates by default, so that a tampered file cannot exhaust the machine.
 replay.MOST_BYTES = 4 << 30
 
--- Between devices; here they are copies on one.
+-- Copies between devices; here they are copies on one device.
 local TRANSFERS = { ["copy to device"] = true, ["copy to host"] = true, ["copy from device"] = true }
 local function kernel_of(work) return TRANSFERS[work.kernel] and "copy" or work.kernel end
 
@@ -69,7 +69,7 @@ end
 
 ------------------------------------------------------------------------------------------------------------- tensors
 
--- The storage of a number, as all its bytes.
+-- The storage with a number, as a tensor of all its bytes.
 function executor:base(id)
   local create = self.captured and nibble.empty or nibble.zeros -- a fill would become a node
   if not self.bases[id] then
@@ -77,7 +77,7 @@ function executor:base(id)
   end
 end
 
--- Calls `fn` without its work being compared.
+-- Calls `fn` without comparing its work.
 function executor:quietly(fn)
   local before = self.made
   self.made = nil
@@ -92,7 +92,7 @@ function executor:view(access)
   return flat:reinterpret(access.dtype):as_strided(access.shape, access.stride)
 end
 
--- The storage behind an access is that of a result from now on.
+-- From now on, the storage of an access is that of a result.
 function executor:bind(access, tensor)
   if access and tensor then self.bases[access.storage] = tensor:view(tensor:numel()):reinterpret("uint8") end
 end
@@ -115,13 +115,14 @@ end
 
 ---------------------------------------------------------------------------------------------------------- operations
 
--- The description of the operation that queued the work, if it is one. Both insertions have one kernel.
+-- The description of the operation that queued the work, if one did. Both insertions have the same kernel.
 local function operation_of(work)
   local op = operations.named[work.operation]
   return op and op.kernel == work.kernel and op or operations.of_kernel[work.kernel]
 end
 
--- An operation, from the accesses and numbers of its works (K's and V's part of nvfp4_quantize_paged_kv_cache are two).
+-- Calls an operation with the accesses and numbers of its pieces of work (nvfp4_quantize_paged_kv_cache has two, for K
+-- and for V).
 function executor:operate(op, works)
   local seen, given = {}, {}
   for _, item in ipairs(works) do
@@ -194,7 +195,7 @@ local function same_list(a, b)
   return true
 end
 
--- The storage that stands for a recorded one, by number; its first byte in it.
+-- The number of the storage that replaces a recorded one, and the offset of its first byte there.
 function executor:expected_place(id)
   if self.bases[id] then return self.bases[id]:storage() end
   return self.temporary[id], 0
@@ -222,7 +223,7 @@ function executor:compare_access(line, kernel, wanted, got)
   end
 end
 
--- Recorded streams and those here stand for each other, one for one.
+-- Recorded streams and streams of the replay must correspond one to one.
 function executor:compare_stream(line, what, wanted, got)
   local is, was = self.stream_ids[wanted], self.recorded_ids[got]
   if not is and not was then
@@ -284,7 +285,7 @@ function executor:wait()
   if not ok then self.faults[#self.faults + 1] = tostring(message) end
 end
 
--- Work, with the others that one call queued: `works`, at index `at` of the trace.
+-- Executes the pieces of work `works` that one call queued, at index `at` of the trace.
 function executor:run_works(works)
   local line, main = works[1].line, works[1].work
   for _, item in ipairs(works) do
@@ -306,7 +307,7 @@ function executor:run_works(works)
   if not ok then
     if message == self then error(self, 0) end
     self:differ(line, "%s: %s", main.operation, tostring(message))
-    error(self, 0) -- what comes needs it
+    error(self, 0) -- later work depends on it
   end
   self.works = self.works + #works
   if #made ~= #works then
@@ -322,7 +323,7 @@ function executor:run_works(works)
   end
 end
 
--- What is done on a stream besides work; `fn` does it.
+-- Executes with `fn` what is no work but happens on a stream: records, waits, replays.
 function executor:on_stream(o, line, fn)
   self.seen = {}
   fn(self:stream(o.stream))
@@ -365,7 +366,7 @@ function step:replay(o, line)
   self:compare_indices(line, o.indices, entry.accesses)
 end
 
--- From a capture's begin to its end.
+-- Executes a capture from its begin to its end.
 function executor:capture(from)
   local list, begin = self.list, self.list[from]
   local to = from
@@ -438,8 +439,8 @@ function executor:run(from, to)
   end
 end
 
--- Works that one call of nvfp4_quantize_paged_kv_cache queued: K's, then V's, each behind its fill and amax if it has
--- them.
+-- The pieces of work of one call of nvfp4_quantize_paged_kv_cache: K's, then V's, each after its fill and amax if it
+-- has them.
 local function find_groups(list)
   local groups, works = {}, {}
   for i, o in ipairs(list) do
@@ -463,7 +464,7 @@ local function find_groups(list)
   return groups
 end
 
--- How large each storage must be for what is seen of it.
+-- The size that each storage must have for all views of it.
 local function find_sizes(list)
   local sizes = {}
   for _, o in ipairs(list) do
@@ -483,7 +484,7 @@ end
 ---@field compared integer      elements of index tensors
 ---@field faults string[]       content faults that the device reported meanwhile
 
--- Of a trace that was cut off, what is whole: one call queues K's and V's part of nvfp4_quantize_paged_kv_cache.
+-- Cuts a trace that ends inside a call: one call of nvfp4_quantize_paged_kv_cache queues K's and V's work.
 local function whole(list)
   local last = #list
   for i = #list, 1, -1 do
@@ -495,8 +496,8 @@ local function whole(list)
   return table.move(list, 1, last, 1, {})
 end
 
--- The bytes that the trace's storages take at most at a time, and the line where they do, or where one view takes more
--- than `most`.
+-- The most bytes that the trace's storages need at a time, and the line where that is; or the line where a single view
+-- needs more than `most`.
 local function find_peak(list, sizes, most)
   local live, sum, peak, line = {}, 0, 0, 1
   for i, o in ipairs(list) do
@@ -505,7 +506,7 @@ local function find_peak(list, sizes, most)
         live[access.storage] = true
         sum = sum + sizes[access.storage]
       end
-      -- a view of stride 0 is more than its storage, when it is made anew
+      -- A result with the shape of an expanded view (stride 0) is larger than its storage.
       local dense = numbers.bytes[access.dtype]
       for _, size in ipairs(access.shape) do
         if size > 0 and dense > most // size then return math.maxinteger, i + 1 end
@@ -519,7 +520,7 @@ local function find_peak(list, sizes, most)
   return sum < 0 and math.maxinteger or peak, line
 end
 
---- Executes a trace again: see the top.
+--- Executes a trace again; see the top of this file.
 ---@param run nibble.trace
 ---@param opts? {device?: string, max_bytes?: integer, progress?: fun(done: integer)}  max_bytes: what it may allocate (default: 4
 ---                 GiB, but at most half of the device's memory)
@@ -530,10 +531,10 @@ function replay.replay(run, opts)
   for i, o in ipairs(run.list) do
     if o.kind == "work" and (o.user_kernel or o.kernel and not operation_of(o) and not execute[kernel_of(o)]
       and o.kernel ~= "amax") then
-      return nil, ("line %d: %s %s cannot be executed again"):format(i + 1, o.user_kernel and "the user's kernel"
+      return nil, ("line %d: %s %s cannot be executed again"):format(i + 1, o.user_kernel and "the user kernel"
         or "kernel", o.kernel)
     elseif o.operation == "stream:call" then
-      return nil, ("line %d: a function of the host's cannot be executed again"):format(i + 1)
+      return nil, ("line %d: a function of the host cannot be executed again"):format(i + 1)
     end
   end
   local device, reason = nibble.device(opts.device)
