@@ -52,7 +52,7 @@ nib_status nib_device_find(nib_runtime *rt, const char *name, nib_device **out) 
   }
   if (strncmp(name, "cuda", 4) == 0)
     return nib_fail(rt, NIB_UNAVAILABLE, "%.64s: this build of nibble has no CUDA device", name);
-  return nib_fail(rt, NIB_UNAVAILABLE, "\"%.64s\" is no device: expected \"cpu\" or \"cuda:N\"", name);
+  return nib_fail(rt, NIB_UNAVAILABLE, "there is no device \"%.64s\"; devices are \"cpu\" and \"cuda:N\"", name);
 }
 
 nib_status nib_device_find_uuid(nib_runtime *rt, const uint8_t uuid[16], nib_device **out) {
@@ -67,7 +67,7 @@ nib_status nib_device_find_uuid(nib_runtime *rt, const uint8_t uuid[16], nib_dev
     }
   char text[33];
   for (int i = 0; i < 16; i++) snprintf(text + 2 * i, 3, "%02x", (unsigned)uuid[i]);
-  return nib_fail(rt, NIB_UNAVAILABLE, "find_uuid: uuid: expected one of a GPU that CUDA shows, got %s", text);
+  return nib_fail(rt, NIB_UNAVAILABLE, "find_uuid: uuid: expected that of a GPU which CUDA lists, got %s", text);
 }
 
 nib_device *nib_device_best(nib_runtime *rt) {

@@ -78,8 +78,7 @@ static nib_status wait_across(nib_stream *stream, nib_event *event) {
   nib_device *device = stream->device, *other = nib_event_device(event);
   if (event->capture_id != 0)
     return nib_fail(device->runtime, NIB_INVALID,
-                    "stream:wait: event: expected an event of %s or one outside of captures, got one of a "
-                    "capture on %s",
+                    "stream:wait: event: expected an event of %s or of no capture, got one of a capture on %s",
                     device->info.name, other->info.name);
   nib_status status = nib_check_stream(stream, "stream:wait");
   if (status == NIB_OK) status = nib_check_not_capturing(device, "stream:wait");
@@ -110,7 +109,7 @@ nib_status nib_stream_wait(nib_stream *stream, nib_event *event) {
     if (stream->capture)
       return nib_fail(
         rt, NIB_CAPTURING,
-        "stream:wait: event: expected an event recorded inside the capture, got one recorded before it (wait for it "
+        "stream:wait: event: expected an event recorded in the capture, got one recorded before it (wait for it "
         "before the capture)");
     status = nib_check_stream(stream, "stream:wait");
     if (status == NIB_OK && event->stream != stream &&
@@ -141,7 +140,7 @@ static nib_status check_waitable(nib_event *event, const char *operation) {
   if (status == NIB_OK) status = nib_check_not_capturing(device, operation);
   if (status == NIB_OK && event->capture_id != 0)
     status = nib_fail(device->runtime, NIB_STATE,
-                      "%s: event: expected an event outside of captures, got one recorded inside", operation);
+                      "%s: event: expected an event of no capture, got one recorded in a capture", operation);
   return status;
 }
 

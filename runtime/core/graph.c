@@ -214,7 +214,7 @@ nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
     return nib_fail(rt, NIB_INVALID, "stream:capture: mode: expected a nib_capture_mode, got %d", (int)mode);
   if (device->capture)
     return nib_fail(rt, NIB_CAPTURING,
-                    "stream:capture: stream: expected no capture in progress, got stream %llu of %s capturing",
+                    "stream:capture: stream %llu of %s is capturing; a device has one capture at a time",
                     (unsigned long long)device->capture->origin->id, device->info.name);
   status = nib_check_stream(stream, "stream:capture");
   if (status != NIB_OK) return status;
@@ -311,10 +311,9 @@ nib_status nib_capture_end(nib_stream *stream, nib_graph **graph, bool *in_place
   nib_stream *loose = unjoined(device);
   if (loose) {
     status = nib_fail(rt, NIB_STATE,
-                      "stream:capture: stream: expected every stream that joined the capture to be joined back (by an "
-                      "event that stream "
-                      "%llu waits for), got stream %llu with work that is not",
-                      (unsigned long long)stream->id, (unsigned long long)loose->id);
+                      "stream:capture: stream %llu joined the capture and was not joined back: make stream %llu wait "
+                      "for an event of it",
+                      (unsigned long long)loose->id, (unsigned long long)stream->id);
     tell_abort(stream, device->capture->id, loose->id);
     nib_capture_close(device);
     return status;

@@ -30,10 +30,10 @@ bool nib_is_forked(const nib_runtime *rt) {
 }
 
 nib_status nib_enter(nib_runtime *rt) {
-  if (rt->closed) return nib_fail(rt, NIB_CLOSED, "runtime: state: expected an open runtime, got a closed one");
+  if (rt->closed) return nib_fail(rt, NIB_CLOSED, "runtime: the runtime is closed");
   if (nib_is_forked(rt))
     return nib_fail(rt, NIB_FORKED,
-                    "runtime: process: expected the process that created it (%d), got its child %d after fork",
+                    "runtime: created in process %d, it cannot be used in process %d after fork; create another one",
                     (int)rt->process, (int)getpid());
   if (rt->observe) rt->entered_ns = nib_now_ns();
   return NIB_OK;

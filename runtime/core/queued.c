@@ -36,8 +36,8 @@ nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t b
   if (most == 0 || bytes == 0) return NIB_OK;
   if (bytes > most && !device->backend->dropping)
     return nib_fail(rt, NIB_INVALID,
-                    "%s: queued_bytes: expected at most %llu bytes of operands at a time (the limit), got %llu",
-                    operation, (unsigned long long)most, (unsigned long long)bytes);
+                    "%s: its operands have %llu bytes, more than the limit of %llu for queued work (queued_bytes)",
+                    operation, (unsigned long long)bytes, (unsigned long long)most);
   if (!has_room(device, bytes)) settle(device);
   while (!has_room(device, bytes)) {
     int64_t left = nib_time_to_deadline(rt);

@@ -57,8 +57,8 @@ static nib_status open_stream(nib_device *device, int32_t priority, nib_stream *
     return NIB_OK;
   }
   if (full)
-    return nib_fail(rt, NIB_MEMORY, "stream: streams: expected at most %lld of %s at a time (the limit), got one more",
-                    (long long)rt->config.streams, device->info.name);
+    return nib_fail(rt, NIB_MEMORY, "stream: %s has %lld streams, which is the limit; close one first",
+                    device->info.name, (long long)rt->config.streams);
   nib_status status = make_stream(device, priority, &stream);
   if (status != NIB_OK) return status;
   stream->id = ++rt->last_stream_id;
@@ -99,7 +99,7 @@ nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
   if (status != NIB_OK) return status;
   if (!device->backend->foreign)
     return nib_fail(rt, NIB_INVALID,
-                    "stream: handle: expected no handle on %s (its streams are threads of the runtime's), got %p",
+                    "stream: handle: expected none on %s (its streams are threads of the runtime), got %p",
                     device->info.name, handle);
   status = nib_device_open(device);
   if (status != NIB_OK) return status;

@@ -24,8 +24,8 @@
 nib_status nib_check_not_capturing(nib_device *device, const char *operation) {
   if (!device->capture) return NIB_OK;
   return nib_fail(device->runtime, NIB_CAPTURING,
-                  "%s: device: expected no capture in progress, got %s capturing (values and waits come after it)",
-                  operation, device->info.name);
+                  "%s: not allowed while a stream of %s captures; read values and wait after the capture", operation,
+                  device->info.name);
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------------------------- */
@@ -100,10 +100,9 @@ static nib_status take_fault(nib_device *device) {
   uint32_t operation = fault->operation, content = fault->content;
   int64_t index = fault->index;
   __atomic_store_n(&fault->state, 0, __ATOMIC_RELEASE);
-  if (operation >= NIB_OPERATION_COUNT || content >= NIB_CONTENT_COUNT) /* a user's kernel wrote nonsense */
-    return nib_fail(device->runtime, NIB_FAULT,
-                    "kernel: fault: expected a known fault, got %u/%u (content fault on %s)", operation, content,
-                    device->info.name);
+  if (operation >= NIB_OPERATION_COUNT || content >= NIB_CONTENT_COUNT) /* a user kernel overwrote the record */
+    return nib_fail(device->runtime, NIB_FAULT, "unknown content fault %u/%u on %s (a user kernel may have written it)",
+                    operation, content, device->info.name);
   return nib_fail(device->runtime, NIB_FAULT, "%s: %s: expected %s, got %s at index %lld (content fault on %s)",
                   nib_operation_names[operation], contents[content].parameter, contents[content].expectation, value,
                   (long long)index, device->info.name);

@@ -5,9 +5,8 @@ nib_status nib_check_writable(const char *operation, const char *parameter, cons
   if (!tensor->storage->read_only) return NIB_OK;
   char text[NIB_DESCRIPTION];
   return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID,
-                  "%s: %s: expected memory that may be written, got %s in memory that its owner "
-                  "lends for reading",
-                  operation, parameter ? parameter : "args", nib_describe(tensor, text, sizeof text));
+                  "%s: %s: expected a writable tensor, got %s in read-only memory of another library", operation,
+                  parameter ? parameter : "args", nib_describe(tensor, text, sizeof text));
 }
 
 nib_status nib_submit(nib_stream *stream, const char *operation, const struct nib_work *work,

@@ -162,8 +162,8 @@ nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
     int result = nib_cpu_thread_start(&queue->thread, queue_thread, queue);
     if (result != 0) {
       pthread_mutex_unlock(&cpu->lock);
-      return nib_fail(stream->device->runtime, NIB_MEMORY,
-                      "stream: thread: expected a new thread, got error %d of the system", result);
+      return nib_fail(stream->device->runtime, NIB_MEMORY, "stream: the system cannot create a thread (error %d)",
+                      result);
     }
     queue->started = true;
   }
@@ -222,7 +222,6 @@ nib_status nib_cpu_take_error(nib_stream *stream) {
   struct nib_cpu_queue *queue = stream->impl;
   if (__atomic_load_n(&queue->error, __ATOMIC_RELAXED) == NIB_OK) return NIB_OK;
   nib_status error = __atomic_exchange_n(&queue->error, NIB_OK, __ATOMIC_RELAXED);
-  return nib_fail(stream->device->runtime, NIB_STREAM,
-                  "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
+  return nib_fail(stream->device->runtime, NIB_STREAM, "stream:call: the function on stream %llu returned %s (%s)",
                   (unsigned long long)stream->id, nib_status_name(error), nib_status_text(error));
 }

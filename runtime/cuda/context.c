@@ -32,9 +32,7 @@ void nib_cuda_leave(nib_device *device) {
 
 nib_status nib_cuda_lost(nib_device *device) {
   return nib_fail(device->runtime, NIB_LOST,
-                  "%s: context: expected a context that works, got context lost (an earlier kernel broke it; only a "
-                  "new process has a "
-                  "new one)",
+                  "%s: context lost: an earlier kernel failed, and the driver refuses all further work in this process",
                   device->info.name);
 }
 
@@ -67,7 +65,7 @@ nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what)
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (!cuda->lost && is_fatal(result)) {
     cuda->lost = true;
-    nib_log(device->runtime, NIB_LOG_ERROR, "%s: context lost: %s told of error %d", device->info.name, what,
+    nib_log(device->runtime, NIB_LOG_ERROR, "%s: context lost: %s returned error %d", device->info.name, what,
             (int)result);
   }
   if (cuda->lost) return nib_cuda_lost(device);
@@ -75,5 +73,5 @@ nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what)
   cuda->driver->GetErrorName(result, &name);
   cuda->driver->GetErrorString(result, &text);
   return nib_fail(device->runtime, result == CUDA_ERROR_OUT_OF_MEMORY ? NIB_MEMORY : NIB_DEVICE,
-                  "%s: %s: expected success from the driver, got %s (%s)", device->info.name, what, name, text);
+                  "%s failed on %s: %s (%s)", what, device->info.name, name, text);
 }

@@ -85,9 +85,7 @@ nib_status nib_cuda_plan_dot(struct nib_plan *plan, char *text, size_t size, siz
   struct nib_cuda_graph *own = plan->impl;
   if (cuda->lost) return nib_cuda_lost(device);
   int file = memfd_create("nibble graph", MFD_CLOEXEC);
-  if (file < 0)
-    return nib_fail(device->runtime, NIB_FILE,
-                    "graph:dot: driver: expected a file in memory, got none from the system");
+  if (file < 0) return nib_fail(device->runtime, NIB_FILE, "graph:dot: the system cannot create a file in memory");
   char path[32];
   snprintf(path, sizeof path, "/proc/self/fd/%d", file);
   CUresult result = CUDA_ERROR_INVALID_CONTEXT;
@@ -107,7 +105,7 @@ nib_status nib_cuda_plan_dot(struct nib_plan *plan, char *text, size_t size, siz
   }
   close(file);
   if (status == NIB_OK && (bytes == 0 || done < wanted))
-    status = nib_fail(device->runtime, NIB_FILE, "graph:dot: driver: expected a graph from the driver, got nothing");
+    status = nib_fail(device->runtime, NIB_FILE, "graph:dot: the driver wrote no graph");
   if (status != NIB_OK) return status;
   if (text && size > 0) text[done] = 0;
   *needed = bytes;

@@ -230,7 +230,7 @@ static nib_status allow_shared(nib_device *device, const struct nib_work *work) 
              : driver->FuncSetAttribute(work->function, attribute, (int)work->shared_bytes);
   if (result == CUDA_ERROR_INVALID_VALUE)
     return nib_fail(device->runtime, NIB_INVALID,
-                    "kernel:launch: shared: expected no more than a block of %s can have, got %u bytes",
+                    "kernel:launch: shared: expected at most the shared memory of a block of %s, got %u bytes",
                     device->info.name, (unsigned)work->shared_bytes);
   return nib_cuda_check(device, result, "cuFuncSetAttribute");
 }
@@ -313,8 +313,7 @@ nib_status nib_cuda_take_error(nib_stream *stream) {
   if (nib_cuda_of(device)->lost) return nib_cuda_lost(device);
   nib_status error = __atomic_exchange_n(&own->error, NIB_OK, __ATOMIC_ACQ_REL);
   if (error == NIB_OK) return NIB_OK;
-  return nib_fail(device->runtime, NIB_STREAM,
-                  "stream:call: function: expected OK from the function on stream %llu, got %s (%s)",
+  return nib_fail(device->runtime, NIB_STREAM, "stream:call: the function on stream %llu returned %s (%s)",
                   (unsigned long long)stream->id, nib_status_name(error), nib_status_text(error));
 }
 

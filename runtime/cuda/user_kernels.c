@@ -53,7 +53,7 @@ nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t by
   if (cuda->lost) return nib_cuda_lost(device);
   if (!is_code(image, bytes))
     return nib_fail(device->runtime, NIB_INVALID,
-                    "module: image: expected PTX or a whole cubin or fatbin, got %zu bytes of something else", bytes);
+                    "module: image: expected PTX, or a whole cubin or fatbin, got %zu other bytes", bytes);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   char log[4096] = "";
   CUjit_option options[] = { CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES };
@@ -64,7 +64,7 @@ nib_status nib_cuda_module_load(nib_device *device, const void *image, size_t by
   *out = module;
   if (result == CUDA_SUCCESS || !log[0]) return nib_cuda_check(device, result, "cuModuleLoadDataEx");
   return nib_fail(device->runtime, NIB_INVALID,
-                  "module: image: expected code for this GPU, got what the driver refuses: %.800s", log);
+                  "module: image: expected code for this GPU, got this error of the driver: %.800s", log);
 }
 
 void nib_cuda_module_unload(nib_device *device, void *module) {

@@ -19,8 +19,7 @@
 #define PIECE ((size_t)4 << 20) /* bytes between two looks at the clock */
 
 static nib_status fail(nib_runtime *rt, const char *operation, const char *path, const char *doing, int error) {
-  return nib_fail(rt, NIB_FILE, "%s: path: expected a file to %s, got %s for \"%.200s\"", operation, doing,
-                  strerror(error), path);
+  return nib_fail(rt, NIB_FILE, "%s: cannot %s \"%.200s\": %s", operation, doing, path, strerror(error));
 }
 
 void nib_file_close(int file) {

@@ -160,7 +160,7 @@ void nib_round_f64(unsigned char *data, size_t count) {
 static nib_status find_header(nib_runtime *rt, const unsigned char *data, size_t have, uint64_t size, size_t *start,
                               size_t *elements) {
   if (have < 10 || memcmp(data, magic, sizeof magic) != 0)
-    return nib_fail(rt, NIB_FORMAT, "load: file: expected a .npy file, got one that does not begin like it");
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected a .npy file, got one that does not begin as such");
   if (data[6] < 1 || data[6] > 3)
     return nib_fail(rt, NIB_FORMAT, "load: file: expected .npy version 1, 2 or 3, got %d.%d", data[6], data[7]);
   size_t length = data[8] | (size_t)data[9] << 8;
@@ -194,8 +194,7 @@ static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t
     return nib_fail(rt, NIB_FORMAT,
                     "load: file: expected a shape of less than 2^62 bytes in the .npy header, got a larger one");
   if (count > most || count * item != bytes)
-    return nib_fail(rt, NIB_FORMAT,
-                    "load: file: expected as many bytes of elements as the header's shape needs, got %llu",
+    return nib_fail(rt, NIB_FORMAT, "load: file: expected as many bytes as the shape in the header needs, got %llu",
                     (unsigned long long)bytes);
   if (as != NIB_DTYPE_NONE) {
     if (h->is_f8 || nib_dtype_bytes(as) != item)
@@ -208,8 +207,7 @@ static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t
   }
   if (h->dtype == NIB_DTYPE_NONE)
     return nib_fail(rt, NIB_FORMAT,
-                    "load: file: expected elements that a tensor can hold, or a dtype that says what they are, got %s",
-                    h->code);
+                    "load: file: expected a type of elements that tensors have, or the option dtype, got %s", h->code);
   return NIB_OK;
 }
 

@@ -374,7 +374,7 @@ static nib_status check_entries(nib_safetensors *f, uint64_t bytes) {
     entry->dtype = stored ? stored->dtype : NIB_DTYPE_NONE;
     if (stored && !is_filled(entry, stored->bits))
       return nib_fail(f->rt, NIB_FORMAT,
-                      "load: file: expected \"%.100s\" to have the bytes that its shape needs in %s, got %llu",
+                      "load: file: expected \"%.100s\" to have as many bytes as its shape needs in %s, got %llu",
                       entry->name, stored->name, (unsigned long long)entry->bytes);
     at += entry->bytes;
     entry->offset += 8 + f->header_bytes;
@@ -395,9 +395,10 @@ static nib_status open_file(nib_safetensors *f, const char *path) {
   if (status != NIB_OK) return status;
   for (int i = 7; i >= 0; i--) length = length << 8 | prefix[i];
   if (length > NIB_MOST_HEADER_BYTES || length > size - 8)
-    return nib_fail(f->rt, NIB_FORMAT,
-                    "load: file: expected a safetensors header inside the file, at most 100 MiB, got %llu bytes",
-                    (unsigned long long)length);
+    return nib_fail(
+      f->rt, NIB_FORMAT,
+      "load: file: expected a safetensors header that ends in the file and has at most 100 MiB, got %llu bytes",
+      (unsigned long long)length);
   f->header = nib_allocate(f->rt, (size_t)length + 1);
   if (!f->header) return nib_fail_memory(f->rt, "load", (size_t)length);
   f->header_bytes = (size_t)length;
@@ -482,8 +483,8 @@ nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file,
   bool rounds = stored && strcmp(stored->name, "F64") == 0;
   if (dtype == NIB_DTYPE_NONE || !stored)
     return nib_fail(rt, NIB_FORMAT,
-                    "load: file: expected \"%.100s\" to have elements that a tensor can hold, got %.20s", entry->name,
-                    entry->stored);
+                    "load: file: expected \"%.100s\" to have a type of elements that tensors have, got %.20s",
+                    entry->name, entry->stored);
   int64_t shape[NIB_MAX_NDIM];
   memcpy(shape, entry->shape, sizeof shape);
   int64_t *last = entry->ndim > 0 ? &shape[entry->ndim - 1] : NULL;

@@ -43,8 +43,8 @@ static nib_status find_device(nib_runtime *rt, const struct nib_dlpack_tensor *f
     return nib_device_find(rt, name, device);
   default:
     return nib_fail(rt, NIB_INVALID,
-                    "from_dlpack: device: expected memory of the CPU (1), of CUDA (2) or pinned by CUDA (3), got "
-                    "device type %d",
+                    "from_dlpack: device: expected device type 1 (CPU), 2 (CUDA) or 3 (pinned by CUDA), got device "
+                    "type %d",
                     (int)from->device_type);
   }
 }

@@ -90,7 +90,7 @@ nib_status nib_check_fds(nib_device *device, const char *operation, void *out) {
   nib_status status = nib_enter(device->runtime);
   if (status != NIB_OK || device->backend->sharing) return status;
   return nib_fail(device->runtime, NIB_INVALID,
-                  "%s: device: expected a CUDA device (others share nothing by file descriptor), got %s", operation,
+                  "%s: device: expected a CUDA device (only these share memory by file descriptor), got %s", operation,
                   device->info.name);
 }
 
@@ -138,6 +138,6 @@ nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *bytes) {
   if (status != NIB_OK) return status;
   if (!tensor->storage->shared || tensor->storage->counted == 0)
     return nib_fail(device->runtime, NIB_INVALID,
-                    "export: tensor: expected one of nib_tensor_create_exportable's, got another");
+                    "export: tensor: expected one that nib_tensor_create_exportable created, got another");
   return device->backend->sharing->export(device, tensor->storage->shared, fd, bytes);
 }

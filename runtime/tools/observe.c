@@ -61,7 +61,8 @@ nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t 
     .storage = find_storage(rt, storage), .dtype = dtype, .ndim = ndim, .offset_bytes = offset_bytes
   };
   if (!view.storage)
-    return nib_fail(rt, NIB_STATE, "peek: storage: expected one that is there, got %llu", (unsigned long long)storage);
+    return nib_fail(rt, NIB_STATE, "peek: storage: expected the number of a live storage, got %llu",
+                    (unsigned long long)storage);
   status = nib_check_dtype(rt, "peek", dtype);
   if (status != NIB_OK) return status;
   if (ndim < 0 || ndim > NIB_MAX_NDIM)
@@ -74,7 +75,7 @@ nib_status nib_peek(nib_runtime *rt, uint64_t storage, nib_dtype dtype, int64_t 
   }
   if (!empty && !is_view(&view))
     return nib_fail(rt, NIB_INVALID,
-                    "peek: shape: expected a view inside the storage of %zu bytes, got one that is not",
+                    "peek: shape: expected a view inside the storage of %zu bytes, got one that is not inside",
                     view.storage->bytes);
   size_t expected = empty ? 0 : (size_t)nib_tensor_numel(&view) * nib_dtype_bytes(dtype);
   if (bytes != expected) return nib_fail(rt, NIB_INVALID, "peek: bytes: expected %zu, got %zu", expected, bytes);

@@ -80,7 +80,7 @@ static int open_kernel(lua_State *L) {
   }
   if (result == CUDA_SUCCESS) return 1;
   lua_pushnil(L);
-  lua_pushfstring(L, "an empty kernel: expected success from the driver, got error %d", (int)result);
+  lua_pushfstring(L, "an empty kernel: the driver returned error %d", (int)result);
   return 2;
 }
 
@@ -99,8 +99,7 @@ static int kernel_time(lua_State *L) {
   double spent = now_us() - from;
   if (result == CUDA_SUCCESS) result = driver->StreamSynchronize(kernel->stream);
   driver->CtxPopCurrent(&popped);
-  if (result != CUDA_SUCCESS)
-    return luaL_error(L, "an empty kernel: expected success from the driver, got error %d", (int)result);
+  if (result != CUDA_SUCCESS) return luaL_error(L, "an empty kernel: the driver returned error %d", (int)result);
   lua_pushnumber(L, spent / (double)count);
   return 1;
 }

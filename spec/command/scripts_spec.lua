@@ -167,7 +167,7 @@ describe("scripts/", function()
         process.run(("cd / && NIBBLE_DEVICE=nowhere %s/scripts/test"):format(quote(root))),
       } do
         assert.same({ 2, "" }, { result.status, result.stdout })
-        assert.matches("^scripts/test: [^\n]*\"nowhere\" is no device[^\n]*\n$", result.stderr)
+        assert.matches("^scripts/test: [^\n]*there is no device \"nowhere\"[^\n]*\n$", result.stderr)
       end
     end)
 

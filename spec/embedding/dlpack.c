@@ -185,7 +185,7 @@ static void imports(nib_runtime *rt, nib_device *device) {
   CHECK(nib_tensor_is_read_only(tensor) && nib_tensor_is_contiguous(tensor));
   OK(rt, nib_tensor_reinterpret(tensor, NIB_INT32, &view));
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_fill(stream, view, NIB_INTEGER(1)));
-  CHECK(strstr(nib_error(rt), "tensor:fill: tensor: expected memory that may be written, got int32 {2, 3}"));
+  CHECK(strstr(nib_error(rt), "tensor:fill: tensor: expected a writable tensor, got int32 {2, 3} in read-only memory"));
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_write(stream, tensor, values, 6 * sizeof(float)));
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_arange(stream, tensor, NIB_INTEGER(1), NIB_INTEGER(1)));
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_copy(stream, tensor, tensor));

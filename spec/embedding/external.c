@@ -152,7 +152,7 @@ static void exported(nib_runtime *rt, nib_device *device) {
 
   other = make(device, NIB_FLOAT32, 10);
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_export(other, &fd, &bytes));
-  CHECK(fd == -1 && strstr(nib_error(rt), "export: tensor: expected one of nib_tensor_create_exportable's"));
+  CHECK(fd == -1 && strstr(nib_error(rt), "export: tensor: expected one that nib_tensor_create_exportable created"));
   nib_tensor_release(other);
   OK(rt, nib_tensor_create_exportable(device, NIB_FLOAT32, 1, (int64_t[]){ 0 }, &other));
   nib_tensor_release(other);
@@ -194,14 +194,14 @@ static void refusals(nib_runtime *rt, nib_device *device) {
   desc.bytes = 0;
   REFUSE(NIB_INVALID, "import: bytes: expected 1..2^62, got 0", nib_tensor_import(device, &desc, &tensor));
   desc.bytes = 5000;
-  REFUSE(NIB_DEVICE, "cuImportExternalMemory: expected success", nib_tensor_import(device, &desc, &tensor));
+  REFUSE(NIB_DEVICE, "cuImportExternalMemory failed on cuda:", nib_tensor_import(device, &desc, &tensor));
   desc.bytes = 4096;
   desc.kind = (nib_fd_kind)7;
   REFUSE(NIB_INVALID, "import: kind: expected NIB_FD_OPAQUE or NIB_FD_EXPORTED, got 7",
          nib_tensor_import(device, &desc, &tensor));
   desc.kind = NIB_FD_EXPORTED;
   desc.bytes = 1 << 20; /* more than there is */
-  REFUSE(NIB_DEVICE, "expected success from the driver", nib_tensor_import(device, &desc, &tensor));
+  REFUSE(NIB_DEVICE, " failed on cuda:", nib_tensor_import(device, &desc, &tensor));
   desc.fd = -1;
   REFUSE(NIB_INVALID, "import: fd: expected an open file descriptor, got -1",
          nib_tensor_import(device, &desc, &tensor));
@@ -209,7 +209,7 @@ static void refusals(nib_runtime *rt, nib_device *device) {
          nib_semaphore_import(device, -3, &semaphore));
   int pipes[2];
   CHECK(pipe(pipes) == 0);
-  REFUSE(NIB_DEVICE, "cuImportExternalSemaphore: expected success", nib_semaphore_import(device, pipes[0], &semaphore));
+  REFUSE(NIB_DEVICE, "cuImportExternalSemaphore failed on cuda:", nib_semaphore_import(device, pipes[0], &semaphore));
   CHECK(is_open(pipes[0]) && close(pipes[0]) == 0 && close(pipes[1]) == 0);
 
   struct shared counter = share(8);
@@ -268,7 +268,7 @@ static void on_the_cpu(nib_runtime *rt) {
   const int64_t shape[] = { 3 };
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_import(cpu, &desc, &tensor));
   CHECK(strcmp(nib_error(rt),
-               "import: device: expected a CUDA device (others share nothing by file descriptor), got cpu") == 0);
+               "import: device: expected a CUDA device (only these share memory by file descriptor), got cpu") == 0);
   CHECK_STATUS(NIB_INVALID, rt, nib_tensor_create_exportable(cpu, NIB_INT8, 1, shape, &tensor));
   CHECK_STATUS(NIB_INVALID, rt, nib_semaphore_import(cpu, memory.fd, &semaphore));
   CHECK(!tensor && !semaphore && is_open(memory.fd));
@@ -294,7 +294,7 @@ static void uuids(nib_runtime *rt) {
   memset(uuid, 0xAB, 16);
   CHECK_STATUS(NIB_UNAVAILABLE, rt, nib_device_find_uuid(rt, uuid, &found));
   CHECK(strcmp(nib_error(rt),
-               "find_uuid: uuid: expected one of a GPU that CUDA shows, got abababababababababababababababab") == 0);
+               "find_uuid: uuid: expected that of a GPU which CUDA lists, got abababababababababababababababab") == 0);
 }
 
 /* A runtime that is closed over all of it, and one with a cap. */

@@ -149,8 +149,7 @@ ENTRY(lua_ended) {
   bool well = lua_pcall(w->state, 1, 1, 0) == LUA_OK;
   setenv("NIBBLE_DEVICE", restored, 1);
   const char *message = lua_tostring(w->state, -1);
-  if (well && strstr(message, w->ended == NIB_CLOSED ? "expected an open runtime, got a closed one" : "after fork"))
-    return w->ended;
+  if (well && strstr(message, w->ended == NIB_CLOSED ? "the runtime is closed" : "after fork")) return w->ended;
   fprintf(stderr, "%s\n", message);
   return NIB_SCRIPT;
 }

@@ -471,7 +471,7 @@ a:capture(function()
   b:wait(a:record()) --2
   b:scope(function() y:fill(1) end) --1
 --fix a:wait(b:record())
-end)]], "expected every stream that joined the capture to be joined back")
+end)]], "joined the capture and was not joined back")
     end)
 
     it("that are updated are what they became", function()

@@ -323,7 +323,7 @@ describe("a damaged file #quick", function()
         if descr == "|b1" then
           assert.equal("uint8", nibble.load(path).dtype)
         else
-          assert.error_matches(function() nibble.load(path) end, "or a dtype that says what they are, got " ..
+          assert.error_matches(function() nibble.load(path) end, "or the option dtype, got " ..
             descr:sub(2))
         end
       end

@@ -366,7 +366,7 @@ describe("peek", function()
     local bytes, message
     s:capture(function() bytes, message = nibble.peek(view(t)) end)
     assert.is_nil(bytes)
-    assert.matches("^peek: device: expected no capture in progress", message)
+    assert.matches("^peek: not allowed while a stream of %S+ captures", message)
     local where = view(t)
     where.shape = { 5 }
     assert.error(function() nibble.peek(where) end)
@@ -380,7 +380,7 @@ describe("peek", function()
     where.storage = 1 << 40
     bytes, message = nibble.peek(where)
     assert.is_nil(bytes)
-    assert.equal("peek: storage: expected one that is there, got 1099511627776", message)
+    assert.equal("peek: storage: expected the number of a live storage, got 1099511627776", message)
   end)
 end)
 

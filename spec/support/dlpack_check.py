@@ -222,7 +222,7 @@ if not GPU:
     array.flags.writeable = False
     tensor = rt.take(array)
     assert lib.nib_tensor_is_read_only(tensor.handle)
-    refused("tensor:write: tensor: expected memory that may be written", tensor.write, bytes(96))
+    refused("tensor:write: tensor: expected a writable tensor", tensor.write, bytes(96))
     lent = adopt(tensor)
     assert not lent.flags.writeable and address(lent) == address(array)
     tensor.release()

@@ -130,7 +130,8 @@ function standin.it_fails_well(it, scenario, calls, least, env)
             if not ok then
               errors = errors + 1
               assert(standin.fired() > fired, message)
-              assert(type(message) == "string" and message:find(": expected .+, got "), where)
+              assert(type(message) == "string" and message:find(": out of memory: ") or message:find(" failed on cuda:%%d+: CUDA_ERROR_")
+                or message:find(": expected .+, got "), where)
             end
             settle()
             assert(live() == base, where .. "\n" .. base .. "\n" .. live())
