@@ -460,7 +460,7 @@ describe("nibble scenario", function()
         ["decode --plant=yes"] = "--plant takes no value",
       ["decode --heads 4"] = "--heads needs --random",
         ["decode --random --head-dim 40"] = "a multiple of 16 >= 16, got 40",
-      ["decode --device abacus"] = '--device: "abacus"',
+      ["decode --device abacus"] = '--device: there is no device "abacus"',
       ["./no_table.lua"] = "expected a file that returns a table, got number", ["./no_lua.lua"] = "no_lua.lua:1:",
       ["./no_field.lua"] = "stpe: expected a known field, got function",
         ["./no_step.lua"] = "the field step is missing",
