@@ -1,5 +1,6 @@
-/* Structs of hosts. A host passes the size that its header gave a struct; the library may be older or newer than that
- * header. What the host does not know is 0 here, and of what the library does not know nothing may be set. */
+/* Structs of hosts that may grow. A host passes the size of the struct in its header, which may be older or newer than
+ * the library. Fields that the host does not have are 0 in the copy. Fields that the library does not have must be 0.
+ */
 #ifndef NIB_SIZED_H
 #define NIB_SIZED_H
 
@@ -8,8 +9,8 @@
 
 #include "nibble_tools.h"
 
-/* `TYPE_least`: the size of a struct in version 0.2.0, the smallest that a host can have, from its last field then.
- * Nothing lies between that and its end, so that a new field, which comes behind, is never where hosts have padding. */
+/* `TYPE_least` is the end of the last field of a struct in version 0.2.0, the least size that a host can have. There is
+ * no padding after that field, so that later fields never lie in the padding of an older host. */
 #define NIB_SIZED(type, last)                                               \
   enum { type##_least = offsetof(type, last) + sizeof(((type *)0)->last) }; \
   _Static_assert(type##_least % _Alignof(type) == 0, #type ": padding behind its last field")
@@ -25,7 +26,7 @@ NIB_SIZED(nib_wrap_desc, user);
 NIB_SIZED(nib_import_desc, bytes);
 NIB_SIZED(nib_launch_desc, arguments);
 
-/* Reads a host's struct into `own`. False: `text` has what was expected and what it got. */
+/* Copies a host's struct to `own`. If it returns false, `text` is "expected ..., got ...". */
 static inline bool nib_sized_read(void *own, size_t own_bytes, size_t least, const void *given, size_t bytes,
                                   char *text, size_t size) {
   memset(own, 0, own_bytes);
@@ -44,7 +45,7 @@ static inline bool nib_sized_read(void *own, size_t own_bytes, size_t least, con
   return true;
 }
 
-/* Fills in a host's struct. */
+/* Copies `own` to a host's struct. */
 static inline void nib_sized_write(void *out, size_t bytes, const void *own, size_t own_bytes) {
   memset(out, 0, bytes);
   memcpy(out, own, bytes < own_bytes ? bytes : own_bytes);

@@ -3,7 +3,7 @@
 
 #include "own.h"
 
-/* A device that captures natively refuses to destroy anything meanwhile. */
+/* During a native capture the driver refuses to destroy objects. */
 static bool can_destroy(struct nib_deferred *object) {
   nib_device *device = object->device;
   if (device->runtime->closed) return true;
@@ -12,7 +12,7 @@ static bool can_destroy(struct nib_deferred *object) {
 }
 
 void nib_defer(struct nib_deferred *object) {
-  if (nib_is_forked(object->device->runtime)) return; /* its locks and threads are the parent's: leak it silently */
+  if (nib_is_forked(object->device->runtime)) return; /* leak it, since locks and threads belong to the parent */
   enum nib_end end = NIB_LATER;
   if (can_destroy(object)) do
       end = object->destroy(object);
@@ -29,12 +29,12 @@ static void gather(nib_device *device) {
   device->seen = NULL;
 }
 
-/* Each object is looked at once, and those that a deadline leaves over are first at the next call, however many there
- * are. Says whether a piece was destroyed. */
+/* Checks each object once. Objects that are left at the deadline come first at the next call, so that all get their
+ * turn. Returns whether a piece was destroyed. */
 static bool reap_limbo(nib_device *device, int64_t deadline_us) {
   nib_runtime *rt = device->runtime;
   struct nib_deferred *todo = device->limbo;
-  device->limbo = NULL; /* a destroyed object may put others there */
+  device->limbo = NULL; /* destroying an object may defer others */
   bool freed = false;
   while (todo && (!freed || deadline_us == NIB_UNLIMITED || nib_now_us() < deadline_us)) {
     struct nib_deferred *object = todo;
@@ -52,12 +52,12 @@ static bool reap_limbo(nib_device *device, int64_t deadline_us) {
     if (rt->freed_large && deadline_us != NIB_UNLIMITED) break;
   }
   struct nib_deferred **end = &device->limbo;
-  while (*end) end = &(*end)->next; /* past the few that destroyed ones have left behind */
+  while (*end) end = &(*end)->next; /* after the few that were deferred meanwhile */
   *end = todo;
   return freed;
 }
 
-/* Exports that came back on other threads. */
+/* Takes the exports that were released on other threads. */
 static void take_returned(nib_runtime *rt) {
   if (!__atomic_load_n(&rt->returned, __ATOMIC_ACQUIRE)) return;
   pthread_mutex_lock(&rt->exports_lock);
@@ -99,20 +99,20 @@ static void wait_for_limbo(nib_device *device) {
 void nib_drain(nib_device *device) {
   if (device->capture && device->backend->captures_natively) return;
   wait_for_limbo(device);
-  if (device->limbo || device->seen) wait_for_limbo(device); /* large blocks that the runtime's thread has got now */
+  if (device->limbo || device->seen) wait_for_limbo(device); /* large blocks that the runtime's thread is freeing now */
 }
 
 /* ---- Large blocks ---------------------------------------------------------------------------------------------- */
 
-#define LARGE        ((size_t)8 << 20) /* bytes, from which on the kernel may take a millisecond to have them back */
-#define MOST_LEAVING 200               /* blocks in the queue, which never makes anybody wait */
+#define LARGE        ((size_t)8 << 20) /* bytes; the kernel may take a millisecond to free such a block */
+#define MOST_LEAVING 200               /* blocks in the queue; fewer than it has room for, so that nobody waits */
 
 static nib_status free_block(void *block) {
   free(block);
   return NIB_OK;
 }
 
-/* As a host function of a stream, whose thread ends when nothing has come for a while. */
+/* Queues the free as a host function of a stream, whose thread ends after a while without work. */
 static bool free_aside(nib_runtime *rt, void *block, struct nib_uses *uses) {
   nib_device *cpu = &rt->devices[0];
   const struct nib_backend *backend = cpu->backend;
@@ -132,5 +132,5 @@ void nib_free_large(nib_runtime *rt, void *block, size_t bytes, struct nib_uses 
   bool large = block && bytes > LARGE;
   if (large && !rt->host_allocates && free_aside(rt, block, uses)) return;
   nib_free(rt, block, bytes);
-  if (large && !rt->ending) rt->freed_large = true; /* after the end this may be any thread */
+  if (large && !rt->ending) rt->freed_large = true; /* not after the end, when this can be any thread */
 }

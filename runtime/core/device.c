@@ -1,4 +1,4 @@
-/* Devices: finding them, and what a host asks of them. */
+/* Devices: finding them, and their information for hosts. */
 #include <stdio.h>
 #include <string.h>
 
@@ -71,7 +71,7 @@ nib_status nib_device_find_uuid(nib_runtime *rt, const uint8_t uuid[16], nib_dev
 }
 
 nib_device *nib_device_best(nib_runtime *rt) {
-  bool usable = nib_enter(rt) == NIB_OK; /* otherwise no device is opened, and what is done with the CPU says why */
+  bool usable = nib_enter(rt) == NIB_OK; /* if not, return the CPU: using it gives the reason */
   for (int32_t i = 1; usable && i < rt->device_count; i++)
     if (rt->devices[i].info.available && nib_device_open(&rt->devices[i]) == NIB_OK) return &rt->devices[i];
   return &rt->devices[0];

@@ -1,4 +1,4 @@
-/* Element types and shapes: names, sizes, checks, and how messages show them. */
+/* Element types and shapes: names, sizes, checks, and their text in messages. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Single elements: from and to numbers of the host's program. */
+/* Conversions between single elements and numbers of the host. */
 #include <math.h>
 #include <string.h>
 
@@ -6,13 +6,13 @@
 #include "core.h"
 #include "floats.h"
 
-/* The float32 as a float64, by its bits alone: the caller's thread may flush subnormals. */
+/* Converts a float32 to float64 by its bits, since the caller's thread may flush subnormals. */
 static nib_number real_of_bits(uint32_t bits) {
   uint64_t magnitude = bits & ~NIB_F32_SIGN, wide = magnitude << 29;
   if (magnitude >= NIB_F32_INFINITY) wide |= (uint64_t)0x7FF << 52; /* infinity and NaN */
   else if (magnitude >= 1u << 23) wide += (uint64_t)(1023 - 127) << 52;
   else if (magnitude > 0) {
-    int shift = __builtin_clz((uint32_t)magnitude) - 8; /* until the first bit is where a normal number's would be */
+    int shift = __builtin_clz((uint32_t)magnitude) - 8; /* moves the leading bit to where a normal number has it */
     wide = (magnitude << (29 + shift)) + ((uint64_t)(1023 - 127 - shift) << 52);
   }
   wide |= (uint64_t)(bits & NIB_F32_SIGN) << 32;
@@ -38,7 +38,7 @@ nib_number nib_element_to_number(nib_dtype dtype, const void *element) {
   }
 }
 
-/* An int64, or a real that is one. */
+/* Converts an integer, or a real with the value of an int64. */
 static bool as_integer(nib_number number, int64_t *out) {
   if (number.is_float) {
     if (!(number.real >= -0x1p63 && number.real < 0x1p63) || number.real != floor(number.real)) return false;
@@ -64,7 +64,7 @@ static bool element_from_number(nib_dtype dtype, nib_number number, void *elemen
     return true;
   }
   double real = number.is_float ? number.real : nib_f64_odd_from_i64(number.integer);
-  float single = (float)real; /* once rounded: an integer beyond 2^53 was rounded to odd before */
+  float single = (float)real; /* rounds once, since an integer above 2^53 was rounded to odd before */
   uint32_t bits;
   switch (dtype) {
   case NIB_FLOAT32: bits = nib_bits_from_f32(nib_f32_canonical(single)); break;

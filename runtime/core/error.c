@@ -1,4 +1,4 @@
-/* What is said to people: statuses, names, the message of the last error, the log. */
+/* Text for people: names of statuses, operations and kernels, the message of the last error, the log. */
 #include <stdarg.h>
 #include <stdio.h>
 

@@ -19,7 +19,7 @@ nib_status nib_event_record(nib_stream *stream, nib_event **out) {
   nib_device *device = stream->device;
   nib_runtime *rt = device->runtime;
   *out = NULL;
-  nib_status status = nib_check_open(stream, "stream:record"); /* no work, so that it is fine beside a capture */
+  nib_status status = nib_check_open(stream, "stream:record"); /* it is no work, so it is allowed during a capture */
   if (status != NIB_OK) return status;
   nib_event *event = nib_allocate_zero(rt, sizeof *event);
   if (!event) return nib_fail_memory(rt, "event", sizeof *event);
@@ -73,7 +73,7 @@ static void tell_wait(const nib_stream *stream, const nib_event *event) {
            .stream = stream->id, .event = event->id, .capture = event->capture_id);
 }
 
-/* Between GPUs the driver does it; where the CPU is one of the two, the calling thread waits. */
+/* Between two GPUs, the driver makes the stream wait. Between the CPU and a GPU, the calling thread waits. */
 static nib_status wait_across(nib_stream *stream, nib_event *event) {
   nib_device *device = stream->device, *other = nib_event_device(event);
   if (event->capture_id != 0)

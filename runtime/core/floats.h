@@ -1,6 +1,6 @@
-/* Floats on the caller's thread. A host may round differently there, flush subnormals (a library built with -ffast-math
- * makes its whole thread do so), trap exceptions, or write a comma for the decimal point. What we compute, compare and
- * print there depends on none of it. */
+/* Floating-point work on the caller's thread. A host may have set another rounding mode there, flush subnormals (any
+ * library built with -ffast-math does), trap exceptions, or use a locale with a decimal comma. These functions make our
+ * results independent of that. */
 #ifndef NIB_FLOATS_H
 #define NIB_FLOATS_H
 
@@ -14,10 +14,10 @@ struct nib_floats {
   bool changed;
 };
 
-/* Whether the thread computes in the default environment. Saving and setting it costs 50 times as much as this look. */
+/* Whether the thread has the default environment. This check is 50 times as fast as saving and setting it. */
 static inline bool nib_floats_are_default(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-  unsigned short x87; /* whose rounding printf follows */
+  unsigned short x87; /* printf uses its rounding mode */
   __asm__ volatile("fnstcw %0" : "=m"(x87));
   return (__builtin_ia32_stmxcsr() & 0xFFC0) == 0x1F80 && (x87 & 0x0F3F) == 0x033F;
 #else
@@ -25,8 +25,8 @@ static inline bool nib_floats_are_default(void) {
 #endif
 }
 
-/* Between the two floats are as everywhere else. What is computed must come from memory or from NIB_OPAQUE values: the
- * compiler does not know that arithmetic must not leave this place. */
+/* Between enter and leave the environment is the default one. Operands must come from memory or through NIB_OPAQUE,
+ * since the compiler may otherwise move arithmetic out of this region. */
 static inline void nib_floats_enter(struct nib_floats *floats) {
   floats->changed = !nib_floats_are_default();
   if (!floats->changed) return;
@@ -40,16 +40,16 @@ static inline void nib_floats_leave(const struct nib_floats *floats) {
 
 #define NIB_OPAQUE(variable) __asm__ volatile("" : "+m"(variable) : : "memory")
 
-/* snprintf of one real, as it is in the "C" locale. */
+/* snprintf of one real as in the "C" locale. */
 static inline int nib_format_real(char *text, size_t size, const char *format, double real) {
-  if (isnan(real)) return snprintf(text, size, "nan"); /* printf may show its sign */
+  if (isnan(real)) return snprintf(text, size, "nan"); /* printf may print its sign */
   struct nib_floats floats;
   nib_floats_enter(&floats);
   int length = snprintf(text, size, format, real);
   nib_floats_leave(&floats);
   if (length <= 0 || (size_t)length >= size) return length;
   char *to = text;
-  for (const char *from = text; *from; from++) { /* a decimal point has one byte or more */
+  for (const char *from = text; *from; from++) { /* a locale's decimal point can have several bytes */
     bool plain = (*from >= '0' && *from <= '9') || (*from >= 'a' && *from <= 'z') || *from == '-' || *from == '+';
     if (plain || to == text || to[-1] != '.') *to++ = plain ? *from : '.';
   }

@@ -1,27 +1,27 @@
-/* Capture and graphs: what is recorded, how streams join, replaying and updating.
+/* Captures and graphs: recording, joining streams, replaying and updating.
  *
- * One capture at a time is open on a device. It begins on a stream, its origin. While it is open, nib_submit records
- * work instead of queueing it: nib_record adds a node to the capture's plan, with a copy of the parameters, the nodes
- * that it depends on, and a pin on every storage that it uses. The same happens on every device. On a device that
- * captures natively (CUDA) the launch goes to the driver as well, whose own capture records it; if the driver refuses,
- * no node is added.
+ * A device has at most one open capture. It begins on a stream, its origin. While it is open, nib_submit records work
+ * instead of queuing it: nib_record adds a node to the capture's plan, with a copy of the parameters, the nodes that it
+ * depends on, and a pin on every storage that it uses. This is the same on every device. On a device that captures
+ * natively (CUDA) the launch also goes to the driver, whose own capture records it; if the driver refuses it, no node
+ * is added.
  *
- * Dependencies come from frontiers. A capturing stream's frontier is the set of nodes that its next node depends on;
- * after a node it is that node alone. An event that is recorded in the capture copies the frontier. A stream that waits
- * for such an event joins the capture, and the event's nodes join its frontier; nodes that others in it depend on
- * anyway are left out. Events that belong to no capture, or to another, are refused.
+ * Dependencies come from frontiers. The frontier of a capturing stream is the set of nodes that its next node depends
+ * on; after a node, it is that node alone. An event that is recorded in the capture copies the frontier. A stream that
+ * waits for such an event joins the capture, and the event's nodes are added to its frontier, except those that others
+ * in it depend on. Events of no capture, or of another capture, are refused.
  *
- * nib_capture_end demands that the origin's frontier is behind the work of every stream that joined. Then `graphs.end`
- * ends the driver's capture, whose graph goes to plan->impl, and `graphs.prepare` makes it executable. CUDA updates the
- * executable graph of the plan that this one replaces, or instantiates a new one. The CPU orders the nodes for its
- * worker: after their dependencies, but otherwise not as they were recorded, to show dependencies that are missing.
+ * nib_capture_end requires that the origin's frontier follows the work of every stream that joined. Then `graphs.end`
+ * ends the driver's capture and stores its graph in plan->impl, and `graphs.prepare` makes it executable. CUDA updates
+ * the executable graph of the plan that this one replaces, or instantiates a new one. The CPU device orders the nodes
+ * for its worker: after their dependencies, but otherwise not in the recorded order, so that missing dependencies show.
  *
- * From then on the plan does not change. A replay queues it as one piece of work: its ticket goes into the uses of the
- * plan and of all that it pins. nib_capture_end with a graph replaces the graph's plan; the old one is deferred and
- * lives until its queued replays are done. A capture that fails or is aborted drops its plan, and no work was queued.
+ * After that the plan does not change. A replay queues it as one piece of work, whose ticket goes into the uses of the
+ * plan and of all that it pins. An update replaces the graph's plan; the old one is deferred, and freed when its queued
+ * replays are done. A capture that fails or is aborted drops its plan; none of its work was queued.
  *
- * A native capture forbids frees and most waits on its device. So frees wait until it ends (can_destroy in deferred.c),
- * and waits are refused before they reach the driver (nib_check_not_capturing). */
+ * During a native capture the driver refuses frees and most waits on its device. So frees are postponed until it ends
+ * (can_destroy in deferred.c), and waits are refused before they reach the driver (nib_check_not_capturing). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +29,7 @@
 #include "graph.h"
 #include "own.h"
 
-/* Room for one more item; arrays double. */
+/* Makes room for one more item by doubling the array. */
 static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity, size_t item) {
   if (count < *capacity) return true;
   int32_t wanted = *capacity ? *capacity * 2 : 8;
@@ -42,7 +42,7 @@ static bool grow(nib_runtime *rt, void **items, int32_t count, int32_t *capacity
 
 /* ---- Plans ----------------------------------------------------------------------------------------------------- */
 
-#define FIRST_CHUNK ((size_t)1024) /* bytes; each is twice as large as the one before, up to */
+#define FIRST_CHUNK ((size_t)1024) /* bytes; each chunk is twice as large as the one before, up to: */
 #define LAST_CHUNK  ((size_t)65536)
 
 static void *take(nib_runtime *rt, struct nib_plan *plan, size_t bytes) {
@@ -61,15 +61,15 @@ static void *take(nib_runtime *rt, struct nib_plan *plan, size_t bytes) {
   return result;
 }
 
-#define NODES_AT_ONCE   256            /* are destroyed, */
-#define BYTES_OF_A_NODE ((size_t)8192) /* of memory that goes with it count as much */
+#define NODES_AT_ONCE   256            /* destroyed in one piece */
+#define BYTES_OF_A_NODE ((size_t)8192) /* freeing so many bytes counts as a node */
 
 static enum nib_end plan_destroy(struct nib_deferred *self) {
   struct nib_plan *plan = (struct nib_plan *)self;
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
   int64_t left = NODES_AT_ONCE;
-  if (!rt->closed) device->backend->graphs.destroy(plan); /* the first time; it finds nothing later */
+  if (!rt->closed) device->backend->graphs.destroy(plan); /* does nothing if called again for the next piece */
   nib_free_large(rt, plan->order, sizeof *plan->order * (size_t)plan->node_count, NULL);
   plan->order = NULL;
   while (plan->node_count > 0) {
@@ -99,7 +99,7 @@ static enum nib_end plan_destroy(struct nib_deferred *self) {
   return NIB_GONE;
 }
 
-/* Whether `node` is one of nodes[0..count-1] or one that they wait for. Dependencies point backwards only. */
+/* Whether `node` is one of nodes[0..count-1] or one that they depend on. Nodes depend only on earlier nodes. */
 static bool is_behind(const struct nib_plan *plan, int32_t node, const int32_t *nodes, int32_t count) {
   unsigned char *marks = plan->marks;
   int32_t last = -1;
@@ -143,13 +143,13 @@ nib_status nib_record(nib_stream *stream, const char *operation, const struct ni
   struct nib_chunk *const chunk = plan->chunks;
   const size_t used = chunk ? chunk->used : 0;
   char *name = NULL;
-  bool ok = (node.params = take(rt, plan, work->bytes + 1)) != NULL; /* a kernel may have no arguments */
+  bool ok = (node.params = take(rt, plan, work->bytes + 1)) != NULL; /* + 1: a kernel may have no arguments */
   if (ok && dep_bytes > 0) ok = (node.deps = take(rt, plan, dep_bytes)) != NULL;
   if (ok && name_bytes > 0) ok = (name = take(rt, plan, name_bytes)) != NULL;
   ok = ok && grow(rt, (void **)&plan->nodes, plan->node_count, &plan->node_capacity, sizeof *plan->nodes);
   ok = ok && grow(rt, (void **)&plan->marks, plan->node_count, &plan->mark_capacity, sizeof *plan->marks);
   ok = ok && grow(rt, (void **)&stream->frontier, 0, &stream->frontier_capacity, sizeof *stream->frontier);
-  /* A pin that stays behind after a failure keeps a tensor alive a little longer; nothing else sees it. */
+  /* If this fails, the pins stay. They only keep tensors alive until the capture ends. */
   for (int32_t i = 0; ok && i < access_count; i++)
     if (accesses[i].tensor) ok = pin(rt, plan, accesses[i].tensor->storage, accesses[i].write);
   nib_status status = ok ? NIB_OK : nib_fail_memory(rt, "graph", work->bytes + dep_bytes);
@@ -196,7 +196,8 @@ void nib_frontier_join(nib_stream *stream, const int32_t *nodes, int32_t count) 
     for (int32_t k = 0; k < joined; k++)
       if (!is_behind(plan, frontier[k], &nodes[i], 1)) frontier[kept++] = frontier[k];
     int32_t at = kept;
-    for (; at > 0 && frontier[at - 1] > nodes[i]; at--) frontier[at] = frontier[at - 1]; /* ascending */
+    for (; at > 0 && frontier[at - 1] > nodes[i]; at--)
+      frontier[at] = frontier[at - 1]; /* keeps it in ascending order */
     frontier[at] = nodes[i];
     joined = kept + 1;
   }
@@ -239,12 +240,12 @@ nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode) {
   return NIB_OK;
 }
 
-/* No stream captures any more. Returns the plan; the caller owns it. */
+/* Ends the capture of all streams. Returns its plan, which the caller owns. */
 static struct nib_plan *close_capture(nib_device *device) {
   struct nib_capture *capture = device->capture;
   struct nib_plan *plan = capture->plan;
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
-    bool unwrap = stream->capture && stream->released && stream->wrapped; /* released inside */
+    bool unwrap = stream->capture && stream->released && stream->wrapped; /* it was released during the capture */
     stream->capture = NULL;
     stream->frontier_count = 0;
     if (unwrap) device->backend->foreign->unwrap_stream(stream);
@@ -259,7 +260,7 @@ void nib_capture_close(nib_device *device) {
   device->backend->graphs.end(device->capture->origin, NULL);
   struct nib_plan *plan = close_capture(device);
   nib_defer(&plan->deferred);
-  nib_reap_in_time(device); /* what was released during the capture */
+  nib_reap_in_time(device); /* objects that were released during the capture */
 }
 
 static void tell_abort(const nib_stream *stream, uint64_t capture, uint64_t unjoined) {
@@ -275,7 +276,7 @@ void nib_capture_abort(nib_stream *stream) {
   nib_capture_close(device);
 }
 
-/* The first stream that has work which the origin does not wait for. */
+/* The first stream with work that the origin does not wait for, or NULL. */
 static nib_stream *unjoined(nib_device *device) {
   const struct nib_capture *capture = device->capture;
   const nib_stream *origin = capture->origin;
@@ -383,7 +384,7 @@ nib_status nib_graph_replay(nib_graph *graph, nib_stream *stream) {
     return nib_fail(rt, NIB_INVALID, "graph:replay: stream: expected a stream of %s, got one of %s", device->info.name,
                     stream->device->info.name);
   struct nib_plan *plan = graph->plan;
-  if (plan->node_count == 0) return NIB_OK; /* nothing that could be observed */
+  if (plan->node_count == 0) return NIB_OK; /* there is no work to queue or observe */
   status = nib_graph_wait(graph, NIB_UNLIMITED);
   if (status == NIB_OK) status = nib_uses_reserve(rt, &plan->deferred.uses);
   for (int32_t i = 0; status == NIB_OK && i < plan->pin_count; i++)

@@ -1,4 +1,4 @@
-/* What captures record and graphs replay: for the core, and for the devices that instantiate it. */
+/* What captures record and graphs replay; for the core, and for the devices, which instantiate it. */
 #ifndef NIB_CORE_GRAPH_H
 #define NIB_CORE_GRAPH_H
 
@@ -6,8 +6,8 @@
 
 struct nib_node {
   enum nib_kernel kernel; /* or as in nib_work */
-  nib_module *module;     /* of a user's kernel, kept alive */
-  const char *name;       /* a literal, or the plan's copy of the user's */
+  nib_module *module;     /* of a user kernel; the node holds a reference */
+  const char *name;       /* a literal; for a user kernel, a copy in the plan's chunks */
   uint32_t bytes;
   void *params; /* these and `deps` are in the plan's chunks */
   int32_t *deps;
@@ -19,13 +19,14 @@ struct nib_pin {
   bool write;
 };
 
-/* A piece of memory that nodes take theirs from, so that many are given back at once. */
+/* Memory for many nodes, so that it is freed in few calls. */
 struct nib_chunk {
   _Alignas(16) struct nib_chunk *next;
-  size_t bytes, used; /* of what follows */
+  size_t bytes, used; /* of the memory that follows */
 };
 
-/* What a capture recorded. Immutable once instantiated, so that queued replays are untouched by an update. */
+/* What a capture recorded. It does not change after it is instantiated, so that an update does not affect queued
+ * replays. */
 struct nib_plan {
   struct nib_deferred deferred;
   struct nib_node *nodes;
@@ -37,7 +38,7 @@ struct nib_plan {
   int32_t mark_capacity;
   uint64_t operand_bytes;
   int32_t *order; /* the CPU device's order of execution */
-  void *impl;     /* the device's */
+  void *impl;     /* the device's data */
 };
 
 struct nib_capture {

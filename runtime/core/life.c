@@ -1,4 +1,4 @@
-/* Whether a runtime may be used, and how long its parts stay: until the last handle and the last export are gone. */
+/* Whether a runtime may be used, and when its parts are freed: with the last handle and the last export. */
 #define _GNU_SOURCE /* madvise */
 #include <sys/mman.h>
 #include <unistd.h>
@@ -7,9 +7,9 @@
 
 /* ---- Forks ----------------------------------------------------------------------------------------------------- */
 
-/* A page that the kernel empties in a child, instead of a fork handler: the library installs nothing in the host's
- * process. Every call asks, and the process id, which tells where there is no such page, would take it a system
- * call. */
+/* Detects forks. Every call checks for one, and getpid would be a system call each time. So the runtime has a page that
+ * the kernel zeroes in a child (MADV_WIPEONFORK); without such a page, it compares getpid. A fork handler would do,
+ * too, but the library installs no handlers in the host's process. */
 void nib_watch_forks(nib_runtime *rt) {
   rt->process = (int32_t)getpid();
 #ifdef MADV_WIPEONFORK
@@ -61,7 +61,7 @@ void nib_handle_removed(nib_runtime *rt) {
   if (__atomic_sub_fetch(&rt->handles, 1, __ATOMIC_ACQ_REL) == 0 && rt->closed && !nib_is_forked(rt)) free_runtime(rt);
 }
 
-/* Memory of a GPU's driver needs the device when it is freed. */
+/* Whether the memory is freed by a GPU's driver. */
 bool nib_needs_device(const struct nib_storage *storage) {
   return storage->pinned_by || !storage->deferred.device->backend->host_memory;
 }

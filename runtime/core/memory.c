@@ -1,4 +1,4 @@
-/* The host's memory: the allocator of the config, or malloc's. */
+/* Host memory, from the allocator of the config or from malloc. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Modules of device code: loading, and how long they stay. */
+/* Modules of device code: loading and unloading. */
 #include <string.h>
 
 #include "own.h"
@@ -32,7 +32,7 @@ void nib_module_release(nib_module *module) {
   if (module && --module->references == 0) nib_defer(&module->deferred);
 }
 
-/* An available device that runs user kernels, opened. */
+/* Opens the device; refuses one without user kernels. */
 nib_status nib_check_loads(nib_device *device, const char *operation) {
   nib_status status = nib_enter(device->runtime);
   if (status != NIB_OK) return status;
@@ -48,7 +48,7 @@ nib_status nib_module_create(nib_device *device, const void *image, size_t bytes
   nib_status status = nib_check_loads(device, "module");
   if (status == NIB_OK) status = nib_check_not_capturing(device, "module");
   if (status != NIB_OK) return status;
-  /* The driver reads PTX up to a final 0. */
+  /* The driver reads PTX up to a zero byte. */
   char *copy = nib_allocate(rt, bytes + 1);
   nib_module *module = copy ? nib_allocate_zero(rt, sizeof *module) : NULL;
   if (!module) {

@@ -1,7 +1,7 @@
-/* How much work is queued, its limit, and dropping it. */
+/* The limit of queued bytes, and dropping queued work. */
 #include "own.h"
 
-#define MOST ((uint64_t)1 << 62) /* a tensor has less; sums stop there */
+#define MOST ((uint64_t)1 << 62) /* more than any tensor has; sums saturate at it */
 
 uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t access_count) {
   uint64_t total = before;
@@ -14,7 +14,7 @@ uint64_t nib_operand_bytes(uint64_t before, const nib_access *accesses, int32_t 
 
 /* ---- The limit ------------------------------------------------------------------------------------------------- */
 
-/* Forgets loads that are done. */
+/* Removes loads that are done. */
 static void settle(nib_device *device) {
   for (nib_stream *stream = device->streams; stream; stream = stream->next) {
     int32_t done = 0;
@@ -51,7 +51,7 @@ nib_status nib_queued_wait(nib_device *device, const char *operation, uint64_t b
   return NIB_OK;
 }
 
-/* Small loads are one, so that the few places do. */
+/* Small loads are added to the previous one, since there are only NIB_LOADS places. */
 void nib_queued_add(nib_stream *stream, uint64_t bytes) {
   uint64_t most = stream->device->runtime->config.queued_bytes;
   if (most == 0 || bytes == 0) return;

@@ -13,7 +13,7 @@ static void finish_work(nib_device *device) {
     if (stream->impl) device->backend->streams.wait(stream, stream->submitted, NIB_UNLIMITED);
 }
 
-/* What other frameworks still use stays. */
+/* Frees the memory of all storages except those that other frameworks still use. */
 static void free_memory(nib_device *device) {
   nib_reap(device, NIB_UNLIMITED);
   struct nib_storage *next, *kept = NULL;
@@ -33,7 +33,7 @@ static void free_memory(nib_device *device) {
   device->storages = kept;
 }
 
-/* Without a runtime that has the message, the log alone gets it. */
+/* The message goes only to the log, since there is no runtime to keep it. */
 static nib_status refuse(const nib_config *settings, const char *format, ...) {
   char text[256];
   va_list arguments;
@@ -44,7 +44,7 @@ static nib_status refuse(const nib_config *settings, const char *format, ...) {
   return NIB_INVALID;
 }
 
-/* What a host asks for. The version comes first: with another one, the rest may mean anything. */
+/* Reads the host's config. Checks the version first, since another version may have other fields. */
 static nib_status read_config(const nib_config *config, size_t bytes, nib_config *settings) {
   *settings = (nib_config){ 0 };
   if (!config) return NIB_OK;
@@ -99,15 +99,15 @@ nib_status nib_runtime_create_sized(const nib_config *config, size_t config_byte
 
 void nib_runtime_close(nib_runtime *rt) {
   if (!rt || rt->closed || nib_is_forked(rt))
-    return; /* a child has none of the threads, and maybe locks that nobody frees */
+    return; /* a child has none of the threads, and locks may be held for ever */
   rt->ending = true;
-  /* Each step is done for all devices, as the work of one may use the memory of another. */
+  /* Each step is done for all devices before the next, since work of one device may use memory of another. */
   int32_t count = rt->devices[0].backend ? rt->device_count : 0;
   for (int32_t i = 0; i < count; i++) finish_work(&rt->devices[i]);
   nib_handle_added(rt);
   for (;;) {
     for (int32_t i = 0; i < count; i++) free_memory(&rt->devices[i]);
-    nib_exports_lock(rt); /* from here on exports that come back find it open, or closed */
+    nib_exports_lock(rt); /* releases of exports now wait until it is closed */
     if (!rt->returned) break;
     nib_exports_unlock(rt);
   }
@@ -115,8 +115,8 @@ void nib_runtime_close(nib_runtime *rt) {
     for (struct nib_storage *storage = rt->devices[i].storages; storage; storage = storage->next)
       rt->lingering += nib_needs_device(storage);
   for (int32_t i = 0; i < count; i++)
-    nib_modules_close(&rt->devices[i]); /* a lingering device's are not another thread's to unload */
-  rt->observe = NULL;                   /* exports come back on any thread */
+    nib_modules_close(&rt->devices[i]); /* now, since a lingering device is closed on another thread */
+  rt->observe = NULL;                   /* exports can be released on any thread from here on */
   nib_close_devices(rt, true);
   if (rt->lingering == 0) nib_close_devices(rt, false);
   rt->closed = true;

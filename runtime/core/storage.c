@@ -1,34 +1,36 @@
-/* Storages: the memory of tensors, from its allocation to its release.
+/* Storages: the memory of tensors, from allocation to release.
  *
- * A storage is counted. Each tensor holds a reference, so does each graph that uses it (a pin) and each DLPack export.
+ * Storages are reference-counted. Each tensor holds a reference, and so do each graph that uses it (a pin) and each
+ * DLPack export.
  *
- * Queued work holds no reference. A stream numbers its work: the ticket of the last work is stream->submitted, and the
- * device says whether it has reached a ticket. When work is queued, nib_submit notes its ticket in the `uses` of each
- * storage that the work reads or writes: one entry a stream, with the last ticket that reads and the last that writes.
- * That is enough, as a stream works in order. Room for the entry is reserved before the launch, so that nothing can
- * fail after it. An old entry never has to be removed: tickets only grow, and a stream, though it is handed out again
- * after its release, is freed with its runtime.
+ * Queued work holds no reference. A stream numbers its work with tickets: stream->submitted is the last one, and the
+ * device knows whether it has reached a ticket. When work is queued, nib_submit stores its ticket in the `uses` of each
+ * storage that it reads or writes. There is one entry for each stream, with the last ticket that reads and the last
+ * that writes; this is enough, since a stream works in order. Room for the entry is reserved before the launch, so that
+ * nothing can fail after it. Old entries need not be removed: tickets only grow, and streams are reused after their
+ * release and freed only with their runtime.
  *
- * With the last reference the storage is deferred (deferred.c). It is destroyed at once if its uses are done and the
- * device is not in a native capture, during which drivers refuse to free. Otherwise it goes to the device's limbo,
- * which nib_reap looks through when a storage is created, at a tick and after a wait. So releasing never waits, and
- * memory is free soon after the last work that uses it. An allocation that finds no memory waits for the limbo's uses
- * and tries again. A large block of host memory can take the kernel a millisecond to free: one of the runtime's threads
- * does that. Until it is done the storage is `leaving` and its memory counts as reserved.
+ * When the last reference is gone, the storage is deferred (deferred.c). It is destroyed at once if its uses are done
+ * and the device is in no native capture, during which drivers refuse frees. Otherwise it goes to the device's limbo,
+ * which nib_reap checks when a storage is created, at a tick and after a wait. So a release never waits, and memory is
+ * freed soon after the last work that uses it. An allocation that finds no memory waits for the uses of the limbo and
+ * tries again. The kernel may take a millisecond to free a large block of host memory, so one of the runtime's threads
+ * does that. Until then the storage is `leaving`, and its memory counts as reserved.
  *
- * Memory may belong to the host or another library (`foreign`): then `release` is called instead of a free. Memory that
- * is shared by file descriptor and pinned memory go back to the GPU's driver that gave them.
+ * Memory may belong to the host or another library (`foreign`); then `release` is called instead of a free. Memory that
+ * is shared by file descriptor, and pinned memory, is freed by the driver of the GPU that allocated it.
  *
- * nib_runtime_close finishes or drops all work and frees the memory of every storage but those with exports. Tensors
- * that the host still holds have no data from then on. Exports may outlive the runtime:
- * - One that comes back on another thread before the close waits in rt->returned; the runtime's thread takes it.
- * - After the close it is released where it comes back, under the lock of exports. What it released of foreign memory
- *   is told only after the lock is free (rt->gone), because `release` may wait for a thread that wants the lock.
- * - A GPU stays open while an export needs its driver; rt->lingering counts them, and the last closes the GPUs.
- * - The runtime's own struct is freed with the last handle or export (rt->handles). */
+ * nib_runtime_close finishes or drops all work and frees the memory of every storage without exports. Tensors that the
+ * host still holds then have no data. Exports may outlive the runtime:
+ * - An export that is released on another thread before the close waits in rt->returned until the runtime's thread
+ * takes it.
+ * - After the close, an export is released on the thread that releases it, under the lock of exports. For foreign
+ * memory `release` is called after the lock is free (rt->gone), since it may wait for a thread that wants the lock.
+ * - A GPU stays open while an export needs its driver; rt->lingering counts these, and the last one closes the GPUs.
+ * - The runtime's struct is freed with the last handle or export (rt->handles). */
 #include "own.h"
 
-/* ---- Giving back ----------------------------------------------------------------------------------------------- */
+/* ---- Release --------------------------------------------------------------------------------------------------- */
 
 bool nib_storage_free(struct nib_storage *storage) {
   nib_device *device = storage->deferred.device, *pinned_by = storage->pinned_by;
@@ -65,12 +67,13 @@ static enum nib_end storage_destroy(struct nib_deferred *self) {
   struct nib_storage *storage = (struct nib_storage *)self;
   nib_device *device = self->device;
   nib_runtime *rt = device->runtime;
-  if (storage->data || storage->foreign || storage->leaving) { /* not when the runtime was closed before */
-    /* `release` is not called with the lock, see above. */
+  if (storage->data || storage->foreign || storage->leaving) { /* false if closing the runtime freed it */
+    /* `release` must not be called with the lock, see above. */
     bool later = rt->closed && storage->foreign;
     if (!later && !storage->leaving) {
       if (!nib_storage_free(storage)) return NIB_LATER;
-      if (!rt->closed && !nib_uses_idle(&self->uses)) { /* it counts until the runtime's thread has given it back */
+      if (!rt->closed &&
+          !nib_uses_idle(&self->uses)) { /* it counts as reserved until the runtime's thread has freed it */
         storage->leaving = true;
         storage->data = NULL;
         return NIB_LATER;
@@ -80,7 +83,7 @@ static enum nib_end storage_destroy(struct nib_deferred *self) {
     if (storage->next) storage->next->previous = storage->previous;
     if (storage->previous) storage->previous->next = storage->next;
     else device->storages = storage->next;
-    if (rt->closed) nib_runtime_lets_go(storage); /* it was exported beyond that */
+    if (rt->closed) nib_runtime_lets_go(storage); /* its export outlived the runtime */
     if (later) {
       storage->next = rt->gone;
       rt->gone = storage;
@@ -108,8 +111,8 @@ void nib_storage_release(struct nib_storage *storage) {
     release(storage);
     return;
   }
-  if (nib_is_forked(rt)) return; /* the lock may be another thread's of the parent */
-  nib_handle_added(rt);          /* so that the lock outlives its use */
+  if (nib_is_forked(rt)) return; /* a thread of the parent may hold the lock */
+  nib_handle_added(rt);          /* so that the lock exists until the unlock */
   nib_exports_lock(rt);
   release(storage);
   nib_exports_unlock(rt);
@@ -133,14 +136,14 @@ void nib_exports_unlock(nib_runtime *rt) {
   release_all(gone);
 }
 
-/* ---- Making ---------------------------------------------------------------------------------------------------- */
+/* ---- Creation -------------------------------------------------------------------------------------------------- */
 
 static bool over_cap(const nib_device *device, size_t bytes) {
   uint64_t cap = device->runtime->config.memory_cap;
   return cap != 0 && (bytes > cap || device->memory.reserved_bytes > cap - bytes);
 }
 
-/* Waits for what holds memory back. */
+/* Waits for queued work that uses released storages, and frees these. */
 static void make_room(nib_device *device, size_t bytes) {
   nib_log(device->runtime, NIB_LOG_WARNING, "%s: no room for %zu bytes; waiting for queued work to free memory",
           device->info.name, bytes);

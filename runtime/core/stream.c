@@ -1,4 +1,4 @@
-/* Streams, and the device that opens with its first one. */
+/* Streams. A device is opened with its first stream. */
 #include "graph.h"
 #include "own.h"
 
@@ -8,11 +8,11 @@ static void add_stream(nib_stream *stream) {
   *last = stream;
 }
 
-/* Released streams whose work is still queued, before the work of a new one comes behind theirs. */
+/* With more released streams that still have queued work, a new stream reuses one and its work follows theirs. */
 #define MOST_UNFINISHED 8
 
-/* Streams are recycled: driver objects stay, and tickets in old entries remain true. Where the config limits streams, a
- * priority is no reason for one more, and *full says that there may be none. */
+/* Finds a released stream to reuse. So driver objects are kept, and tickets in old entries stay valid. If the config
+ * limits streams, one of another priority is reused, too; *full is set if the limit allows no new stream. */
 static nib_stream *find_released(nib_device *device, int32_t priority, bool *full) {
   int64_t limit = device->runtime->config.streams, count = 0, all = 0;
   nib_stream *unfinished = NULL;
@@ -91,7 +91,7 @@ nib_status nib_stream_create(nib_device *device, int32_t priority, nib_stream **
   return status;
 }
 
-/* Of the entry of an old wrapped stream only the tickets are used again. */
+/* Reuses the struct of a released wrapped stream, for the sake of its tickets. */
 nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out) {
   nib_runtime *rt = device->runtime;
   *out = NULL;

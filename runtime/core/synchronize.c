@@ -1,4 +1,4 @@
-/* What a host waits for: a stream, a device. */
+/* Waits of the host for a stream or a device. */
 #include "own.h"
 
 nib_status nib_stream_synchronize(nib_stream *stream, int64_t timeout_us) {

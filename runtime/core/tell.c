@@ -1,4 +1,4 @@
-/* Telling the observer what was done. Without an observer each of these costs a comparison. */
+/* Calls the observer. Without an observer each of these costs a comparison. */
 #include "graph.h"
 #include "own.h"
 
@@ -8,7 +8,7 @@ void nib_tell(nib_runtime *rt, const nib_observation *observation) {
   timed.time_ns = nib_now_ns();
   bool lasts = timed.kind <= NIB_OBSERVED_HOST_WRITE || timed.kind == NIB_OBSERVED_REPLAY;
   timed.begin_ns = lasts && rt->entered_ns ? rt->entered_ns : timed.time_ns;
-  rt->entered_ns = timed.time_ns; /* what else the same function does begins now */
+  rt->entered_ns = timed.time_ns; /* whatever the same function does next begins now */
   rt->observe(rt->observe_user, &timed);
 }
 

@@ -1,4 +1,4 @@
-/* The clock, and the deadline of the host. */
+/* The clock, and the host's deadline. */
 #define _POSIX_C_SOURCE 200809L
 #include <time.h>
 
@@ -19,7 +19,7 @@ int64_t nib_time_left(int64_t start_us, int64_t timeout_us) {
   return left > 0 ? left : 0;
 }
 
-/* On nib_now_us's clock; the largest budgets come to its end, NIB_UNLIMITED. */
+/* A sum that overflows saturates at NIB_UNLIMITED. */
 int64_t nib_deadline_after(int64_t budget_us) {
   int64_t now = nib_now_us();
   if (budget_us <= 0) return now;

@@ -1,7 +1,7 @@
-/* Uses: which work of which streams reads and writes a storage, an event or a plan (storage.c tells how). */
+/* Uses: which work of which streams reads and writes a storage, an event or a plan (storage.c explains them). */
 #include "core.h"
 
-/* The streams may be of several devices: pinned memory is the CPU's and used by GPUs. */
+/* The streams can belong to several devices: GPUs use pinned memory, which is the CPU's. */
 static bool use_is_done(const struct nib_use *use) {
   return use->stream->device->backend->streams.reached(use->stream, nib_use_ticket(use, false));
 }

@@ -1,21 +1,20 @@
-/* Waiting on the calling thread for streams to reach tickets, and the faults that a wait finds.
+/* Waits of the calling thread for streams to reach tickets, and the errors that a wait finds.
  *
- * nib_wait waits until a stream has reached a ticket, the timeout is over (NIB_TIMEOUT) or the context is lost
- * (NIB_LOST, from this and every later call). While the host has set a deadline it waits in slices of a millisecond,
- * because another thread may change the deadline meanwhile.
+ * nib_wait waits until a stream has reached a ticket, the timeout has passed (NIB_TIMEOUT) or the context is lost
+ * (NIB_LOST, from this and every later call). If the host has set a deadline, it waits in slices of a millisecond,
+ * since another thread may change the deadline meanwhile.
  *
- * Work that fails does not stop its stream, and is not told by the call that queued it. Two kinds of trouble are kept
- * until a wait of the host asks:
+ * Work that fails does not stop its stream, and the call that queued it has returned already. Two kinds of errors are
+ * kept until the next wait of the host:
  * - A function that the host queued (nib_stream_call) returned an error. The stream keeps the first one.
- * - A content fault: a kernel met data that its operation refuses. It claims the device's nib_fault record
- *   (params.h), which lies in memory that both kernels and the host reach, unless an earlier fault is still in it.
- *   The record does not name a stream: any wait on the device finds it.
+ * - A content fault: a kernel found data that its operation refuses. It writes the device's nib_fault record
+ * (params.h), which is in memory that both kernels and the host reach, unless it holds an earlier fault. The record
+ * does not name a stream, so any wait on the device finds it.
  *
- * Every public wait (synchronize, nib_tensor_wait, the wait of an event) ends with nib_take_trouble, which returns the
- * trouble as an error, and once: it empties the record, and work goes on. A wait for one stream takes that stream's
- * error only. Memory that GPUs have copied into belongs to the CPU: a wait for it asks those GPUs too. Waits of the
- * runtime itself (for room in a queue, for memory, while it packs elements to read them) take nothing, so that the next
- * wait of the host still finds it. */
+ * Every public wait (synchronize, nib_tensor_wait, the wait of an event) ends with nib_take_trouble, which returns each
+ * error once; later work is not affected. A wait for one stream takes only that stream's error. A wait for memory that
+ * GPUs have copied into, which is the CPU's, checks these GPUs, too. Waits of the runtime itself (for room in a queue,
+ * for memory, while it packs elements to read them) take no errors, so that the host's next wait finds them. */
 #include <stdio.h>
 
 #include "own.h"
@@ -30,7 +29,7 @@ nib_status nib_check_not_capturing(nib_device *device, const char *operation) {
 
 /* ---- Waiting --------------------------------------------------------------------------------------------------- */
 
-#define SLICE_US 1000 /* how late it may be seen that another thread has changed the deadline */
+#define SLICE_US 1000 /* the longest delay until a changed deadline is noticed */
 
 nib_status nib_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us) {
   nib_device *device = stream->device;
@@ -54,8 +53,8 @@ nib_status nib_uses_wait(nib_device *device, struct nib_uses *uses, bool writes_
     nib_device *user = use->stream->device;
     uint64_t ticket = nib_use_ticket(use, writes_only);
     if (ticket == 0) continue;
-    if (user != device &&
-        !user->backend->streams.reached(use->stream, ticket)) { /* a query or a wait could break its capture */
+    if (user != device && !user->backend->streams.reached(
+                            use->stream, ticket)) { /* do not query or wait, which could break its capture */
       nib_status status = nib_check_not_capturing(user, "tensor:wait");
       if (status != NIB_OK) return status;
     }
@@ -92,7 +91,7 @@ static nib_status take_fault(nib_device *device) {
 #undef X
   };
   struct nib_fault *fault = device->fault;
-  if (!fault) return NIB_OK; /* a device that nobody used yet */
+  if (!fault) return NIB_OK; /* the device is not open yet */
   if (__atomic_load_n(&fault->state, __ATOMIC_ACQUIRE) != 2) return NIB_OK;
   char value[48];
   if (!fault->is_float) snprintf(value, sizeof value, "%lld", (long long)fault->integer);

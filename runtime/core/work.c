@@ -1,4 +1,4 @@
-/* Putting work into streams. */
+/* Queues work in streams. */
 #include "own.h"
 
 nib_status nib_check_writable(const char *operation, const char *parameter, const nib_tensor *tensor) {
