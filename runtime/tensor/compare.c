@@ -1,4 +1,4 @@
-/* Comparing tensors on the host: equal, allclose, max_error, amax. */
+/* Comparisons of tensors on the host: equal, allclose, max_error, amax. */
 #include <math.h>
 #include <string.h>
 
@@ -9,8 +9,8 @@ static bool same_shape(const nib_tensor *a, const nib_tensor *b) {
   return a->ndim == b->ndim && memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0;
 }
 
-/* The elements of one tensor or two of the same shape, row-major, piece by piece: in place where they can be, otherwise
- * copied. A deadline is looked at before each piece. */
+/* Reads the elements of one tensor, or of two with the same shape, in row-major order and in pieces. Reads them in
+ * place if possible, otherwise copies them. Checks the deadline before each piece. */
 struct reading {
   nib_runtime *rt;
   const char *operation;
@@ -21,11 +21,11 @@ struct reading {
     void *buffer; /* NULL: in place */
     const unsigned char *data;
   } of[2];
-  int64_t most, at, size; /* elements: of a piece at most, before this piece, in it */
+  int64_t most, at, size; /* elements: most in a piece, before this piece, in this piece */
   nib_status status;
 };
 
-#define PIECE_OF_A_GPU 65536 /* elements: a copy from there takes long to begin */
+#define PIECE_OF_A_GPU 65536 /* elements; larger than NIB_PIECE, since each copy from a GPU has a latency */
 
 static bool is_in_place(const nib_tensor *tensor) {
   return nib_tensor_device(tensor)->backend->host_memory && nib_tensor_is_contiguous(tensor);
@@ -35,8 +35,8 @@ static size_t buffer_bytes(const struct reading *r, const nib_tensor *tensor) {
   return (size_t)r->most * nib_dtype_bytes(tensor->dtype);
 }
 
-/* Waits for the writers of both. Whoever leaves before the last piece says `end`; after it, or a failure, that does
- * nothing. */
+/* Waits for the work that writes both tensors. Call `end` when leaving before the last piece; after the last piece or a
+ * failure it does nothing. */
 static struct reading begin(const char *operation, nib_tensor *a, nib_tensor *b) {
   struct reading r = { .rt = nib_tensor_runtime(a), .operation = operation, .count = b ? 2 : 1, .most = NIB_PIECE };
   char want[NIB_DESCRIPTION], have[NIB_DESCRIPTION];

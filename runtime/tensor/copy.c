@@ -1,4 +1,4 @@
-/* Copies on one device: conversions, strides, broadcasts, and views that overlap. */
+/* Copies on one device, with conversions, strides and broadcasts, and between views that overlap. */
 #include "tensor.h"
 
 struct nib_copy_params nib_copy_params_of(const nib_tensor *destination, const nib_tensor *source) {
@@ -47,7 +47,7 @@ nib_status nib_check_copy(nib_tensor *destination, nib_tensor *source, nib_tenso
   return NIB_OK;
 }
 
-/* Between views that may share elements: as if all were read before any is written. */
+/* Copies between views that may share elements, as if all elements were read before any is written. */
 static nib_status copy_overlapping(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
   nib_tensor *read;
   nib_status status = nib_tensor_create(stream->device, source->dtype, source->ndim, source->shape, &read);

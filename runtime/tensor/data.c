@@ -1,4 +1,4 @@
-/* The elements of tensors from and to the host: writing, waiting for them, reading. */
+/* Elements between tensors and the host: writing, waiting, reading. */
 #include <string.h>
 
 #include "../../kernels/cpu/kernel.h"
@@ -19,7 +19,7 @@ nib_status nib_tensor_write(nib_stream *stream, nib_tensor *tensor, const void *
   if (status == NIB_OK) status = check_bytes("tensor:write", tensor, bytes);
   if (status == NIB_OK) status = nib_check_not_capturing(device, "tensor:write");
   if (status != NIB_OK || bytes == 0) return status;
-  /* No work ever knew this memory, so that there is no order to keep. */
+  /* No work has used this memory, so the copy needs no order. */
   if (nib_tensor_is_contiguous(tensor) && tensor->storage->deferred.uses.capacity == 0) {
     if (device->backend->host_memory) memcpy(nib_tensor_data(tensor), data, bytes);
     else status = device->backend->copies->upload(device, nib_tensor_data(tensor), data, bytes);
@@ -46,7 +46,8 @@ nib_status nib_tensor_wait(nib_tensor *tensor, int64_t timeout_us) {
   NIB_TELL(device->runtime, NIB_OBSERVED_SYNCHRONIZED, .operation = "tensor:wait", .device = device,
            .storage = tensor->storage->id);
   status = nib_take_trouble(device, 0);
-  for (int32_t i = 0; status == NIB_OK && i < uses->count; i++) { /* and of GPUs that copied into pinned memory */
+  for (int32_t i = 0; status == NIB_OK && i < uses->count;
+       i++) { /* also errors of GPUs that copied into pinned memory */
     nib_device *writer = uses->items[i].stream->device;
     if (writer != device && uses->items[i].write > 0) status = nib_take_trouble(writer, 0);
   }
@@ -91,7 +92,7 @@ static void run_alone(void *context, int64_t count, int64_t grain, void (*body)(
   body(argument, 0, count);
 }
 
-/* Copies on this thread what the host reaches, and looks at the clock. */
+/* Copies memory that the host can read on this thread, in pieces; checks the deadline between them. */
 static nib_status fetch_pieces(nib_tensor *tensor, char *data) {
   nib_runtime *rt = nib_tensor_runtime(tensor);
   struct nib_cpu_team alone = { run_alone, NULL };
@@ -104,7 +105,7 @@ static nib_status fetch_pieces(nib_tensor *tensor, char *data) {
       memcpy(data + pieces.at * item, nib_tensor_data(&pieces.view), (size_t)(pieces.count * item));
       continue;
     }
-    nib_tensor target = pieces.view; /* the same shape, compact, in the caller's memory */
+    nib_tensor target = pieces.view; /* the same shape, contiguous, in the caller's memory */
     int64_t stride = 1;
     for (int32_t i = target.ndim - 1; i >= 0; stride *= target.shape[i--]) target.stride[i] = stride;
     struct nib_copy_params params = nib_copy_params_of(&target, &pieces.view);
@@ -116,7 +117,7 @@ static nib_status fetch_pieces(nib_tensor *tensor, char *data) {
 
 #define DOWNLOAD_PIECE ((size_t)4 << 20)
 
-/* From a GPU's compact tensor, looking at the clock. */
+/* Copies a contiguous tensor of a GPU in pieces; checks the deadline between them. */
 static nib_status download(nib_tensor *tensor, char *data, size_t bytes) {
   nib_device *device = nib_tensor_device(tensor);
   const char *source = nib_tensor_data(tensor);
@@ -134,11 +135,11 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
   if (device->backend->host_memory) return fetch_pieces(tensor, data);
   if (nib_tensor_is_contiguous(tensor)) return download(tensor, data, bytes);
   nib_tensor *packed = NULL;
-  /* A stream of the runtime's own, so that it waits for such copies alone, and however many a script has open. */
+  /* On a stream of the runtime's own: it waits only for such copies, and does not count against a limit of streams. */
   nib_status status = device->fetches ? NIB_OK : nib_stream_open_own(device, &device->fetches);
   if (status == NIB_OK) status = nib_tensor_create(device, tensor->dtype, tensor->ndim, tensor->shape, &packed);
   if (status == NIB_OK) status = nib_copy_here(device->fetches, packed, tensor);
-  if (status == NIB_OK) /* trouble stays to be told */
+  if (status == NIB_OK) /* errors are kept for the host's next wait */
     status = nib_uses_wait(device, &packed->storage->deferred.uses, true, NIB_UNLIMITED);
   if (status == NIB_OK) status = download(packed, data, bytes);
   nib_tensor_release(packed);
@@ -148,7 +149,7 @@ static nib_status fetch(nib_tensor *tensor, void *data, size_t bytes) {
 nib_status nib_fetch(nib_tensor *tensor, void *data, size_t bytes) {
   nib_runtime *rt = nib_tensor_runtime(tensor);
   void (*observe)(void *user, const nib_observation *observation) = rt->observe;
-  rt->observe = NULL; /* the copies that this takes are not the host's work */
+  rt->observe = NULL; /* these copies are not the host's work */
   nib_status status = fetch(tensor, data, bytes);
   rt->observe = observe;
   return status;

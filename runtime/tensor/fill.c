@@ -1,4 +1,4 @@
-/* Filling tensors: with one value, with a sequence, with random values. */
+/* Fills tensors with one value, a sequence or random values. */
 #include <stdio.h>
 
 #include "../core/floats.h"

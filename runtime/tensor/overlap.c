@@ -1,12 +1,12 @@
 /* Whether elements of one view, or of two, share memory. */
 #include "tensor.h"
 
-/* What a dimension, or several of one step, adds to an address: 0, step, ... up to (count - 1) * step. */
+/* The offsets that a dimension, or several with the same step, adds to an address: 0, step, ... (count - 1) * step. */
 struct span {
   int64_t step, count;
-  int64_t reach;   /* the largest sum of this and the smaller ones, */
-  int64_t divisor; /* which divides all of their sums, */
-  bool complete;   /* and whether these are all of its multiples */
+  int64_t reach;   /* the largest sum of offsets of this span and the smaller ones */
+  int64_t divisor; /* divides all these sums */
+  bool complete;   /* the sums are all multiples of the divisor up to reach */
 };
 
 struct spans {
@@ -38,8 +38,8 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b) {
 
 #define OVERLAP_STEPS 4096
 
-/* Whether a sum of the first `count` spans lies in low..high. Strides that interleave without a pattern may take too
- * many steps: true. */
+/* Whether a sum of offsets of the first `count` spans is in low..high. Returns true if that takes too many steps, as it
+ * can with irregular strides. */
 static bool sums_meet(const struct span *spans, int32_t count, int64_t low, int64_t high, int32_t *steps) {
   int64_t reach = count > 0 ? spans[count - 1].reach : 0;
   if (high < 0 || low > reach) return false;
@@ -70,12 +70,12 @@ static bool spans_meet(struct spans *spans, int64_t low, int64_t high) {
   return sums_meet(spans->of, spans->count, low, high, &steps);
 }
 
-/* Two elements share an address when strides times index differences add up to 0: those of the dimension with the
- * largest stride that differs are positive. Sorted by stride, most dimensions step over all that the smaller ones
- * reach, which tells it at once. */
+/* Two elements share an address if the sum of strides times index differences is 0. Let the difference be positive in
+ * the dimension with the largest stride where the indices differ. If the stride exceeds the reach of all smaller
+ * dimensions, as it usually does, no sum with it is 0. */
 bool nib_tensor_overlaps_itself(const nib_tensor *tensor) {
   int32_t order[NIB_MAX_NDIM], n = 0;
-  for (int32_t i = tensor->ndim - 1; i >= 0; i--) { /* from the last, as most are sorted that way already */
+  for (int32_t i = tensor->ndim - 1; i >= 0; i--) { /* from the last, since most tensors are sorted in this order */
     if (tensor->shape[i] == 0) return false;
     if (tensor->shape[i] == 1) continue;
     int32_t at = n++;
@@ -101,15 +101,16 @@ bool nib_tensor_overlaps_itself(const nib_tensor *tensor) {
 static int64_t add_spans(struct spans *spans, const nib_tensor *tensor) {
   int64_t item = (int64_t)nib_dtype_bytes(tensor->dtype), reach = 0;
   for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
-    if (tensor->shape[i] == 1) continue; /* its stride may be any number */
+    if (tensor->shape[i] == 1) continue; /* its stride has no effect and may be any number */
     add_span(spans, tensor->stride[i] * item, tensor->shape[i]);
     reach += (tensor->shape[i] - 1) * tensor->stride[i] * item;
   }
   return reach;
 }
 
-/* For tensors that are not empty. An element of b lies `distance` and b's steps behind a's first one, and a's steps
- * before its last: a's element is there when all steps together come to within the elements' sizes of a's reach. */
+/* Both tensors must have elements. An element of b is at `distance` plus steps of b after a's first element; an element
+ * of a is at a's reach minus steps of a. They overlap if all these steps together differ from a's reach by less than
+ * the size of an element. */
 bool nib_tensor_overlaps(const nib_tensor *a, const nib_tensor *b) {
   if (a->storage != b->storage) return false;
   struct spans spans;

@@ -1,4 +1,4 @@
-/* Tensors: creating and releasing them, and what they are. */
+/* Tensors: creation, release, and their properties. */
 #include <string.h>
 
 #include "tensor.h"

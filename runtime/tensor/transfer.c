@@ -1,8 +1,8 @@
-/* Copies from where to where the host wants: between a GPU and pinned memory, between GPUs, through host memory. */
+/* Copies between devices: between a GPU and pinned memory, between GPUs, through host memory. */
 #include "tensor.h"
 
 static bool is_plain(const nib_tensor *destination,
-                     const nib_tensor *source) { /* the same elements in the same order */
+                     const nib_tensor *source) { /* both have the same elements in the same order */
   return destination->dtype == source->dtype && nib_tensor_numel(destination) == nib_tensor_numel(source);
 }
 
@@ -10,7 +10,7 @@ static size_t compact_bytes(const nib_tensor *tensor) {
   return (size_t)nib_tensor_numel(tensor) * nib_dtype_bytes(tensor->dtype);
 }
 
-/* Whether the GPU's copy engine can do it, or all of it but conversions and strides on the GPU's side. */
+/* Whether the GPU's copy engine can do the copy, after or before a conversion on the GPU. */
 static bool is_direct(const nib_tensor *destination, const nib_tensor *source) {
   const nib_tensor *host = nib_tensor_device(source)->backend->host_memory ? source : destination;
   return nib_tensor_device(destination)->backend->host_memory != nib_tensor_device(source)->backend->host_memory &&
@@ -26,7 +26,7 @@ static nib_status transfer(nib_stream *stream, const char *name, nib_tensor *des
   return nib_submit(stream, "tensor:copy", &work, accesses, 2);
 }
 
-/* `stream` comes after what other streams have queued on the tensor so far. */
+/* Makes `stream` wait for the work on the tensor that other streams have queued. */
 static nib_status follow_uses(nib_stream *stream, nib_tensor *tensor, bool writes_only) {
   struct nib_uses *uses = &tensor->storage->deferred.uses;
   for (int32_t i = 0; i < uses->count; i++) {
@@ -43,12 +43,12 @@ static nib_status follow_uses(nib_stream *stream, nib_tensor *tensor, bool write
   return NIB_OK;
 }
 
-/* Between a GPU, in its stream, and pinned memory. */
+/* Copies between a GPU and pinned memory, in the GPU's stream. */
 static nib_status copy_pinned(nib_stream *stream, nib_tensor *destination, nib_tensor *source) {
   bool down = nib_tensor_device(destination)->backend->host_memory;
   nib_tensor *host = down ? destination : source, *other = down ? source : destination, *staging = NULL;
   nib_status status = nib_check_stream(stream, "tensor:copy");
-  if (status == NIB_OK && !stream->capture) { /* a graph's replay sees to it itself */
+  if (status == NIB_OK && !stream->capture) { /* a replay of the graph waits by itself */
     status = nib_wait_for_cpu(host->storage, !down, NIB_UNLIMITED);
     if (status == NIB_OK) status = follow_uses(stream, host, !down);
   }
@@ -72,11 +72,10 @@ static nib_status follow(nib_stream *stream, nib_stream *other) {
   return status;
 }
 
-/* Of the device's pool, which its peers may reach; what others have made is not shared with them. */
+/* Whether the memory is from the device's pool, which peers can access. They cannot access memory of others. */
 static bool is_own(const nib_tensor *tensor) { return !tensor->storage->foreign && !tensor->storage->shared; }
 
-/* Between two GPUs: work of `to`, and in its order also of `from`, so that later work there may overwrite the
- * source. */
+/* Copies between two GPUs as work of `to`. `from` waits for it, so that its later work may overwrite the source. */
 static nib_status copy_between(nib_stream *to, nib_stream *from, nib_tensor *destination, nib_tensor *source) {
   nib_tensor *packed = NULL, *landing = NULL;
   nib_status status = nib_check_stream(to, "tensor:copy");
@@ -108,7 +107,7 @@ static nib_status wait_for_source(nib_tensor *destination, nib_tensor *source, i
   return status == NIB_OK ? nib_tensor_wait(source, timeout_us) : status;
 }
 
-/* Everything else: through host memory, when the source's writers are done. */
+/* Copies through host memory, after the work that writes the source is done. */
 static nib_status copy_through_host(nib_stream *to, nib_tensor *destination, nib_tensor *source) {
   nib_runtime *rt = to->device->runtime;
   nib_status status = wait_for_source(destination, source, NIB_UNLIMITED);
@@ -147,7 +146,8 @@ nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tens
   nib_device *to = nib_tensor_device(destination), *from = nib_tensor_device(source);
   if (to == from || to->runtime != from->runtime || (stream->device != to && stream->device != from))
     return nib_tensor_copy_between(stream, stream, destination, source);
-  if (stream->device->backend->host_memory && is_direct(destination, source)) { /* its later work counts on the copy */
+  if (stream->device->backend->host_memory &&
+      is_direct(destination, source)) { /* a CPU stream: its later work must come after the copy */
     nib_tensor view;
     nib_status status = nib_check_copy(destination, source, &view);
     if (status != NIB_OK) return status;
@@ -164,7 +164,7 @@ nib_status nib_tensor_copy_wait(nib_tensor *destination, nib_tensor *source, int
   if (status != NIB_OK || to == from || (to->backend == from->backend && !to->backend->host_memory)) return status;
   if (is_direct(destination, source)) {
     bool down = to->backend->host_memory;
-    if ((down ? from : to)->capture) return NIB_OK; /* it is recorded */
+    if ((down ? from : to)->capture) return NIB_OK; /* the copy was captured */
     return nib_wait_for_cpu((down ? destination : source)->storage, !down, timeout_us);
   }
   return wait_for_source(destination, source, timeout_us);

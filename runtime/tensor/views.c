@@ -3,7 +3,7 @@
 
 #include "tensor.h"
 
-/* A copy of the handle for a view to change, after the checks. */
+/* A new handle for the same view, which the caller then changes. Call it after the checks. */
 static nib_status new_view(const nib_tensor *tensor, nib_tensor **out) {
   nib_runtime *rt = nib_tensor_runtime(tensor);
   *out = nib_allocate(rt, sizeof **out);
@@ -14,7 +14,7 @@ static nib_status new_view(const nib_tensor *tensor, nib_tensor **out) {
   return NIB_OK;
 }
 
-/* A dimension number as messages show it; wraps like the caller's own conversion did. */
+/* A dimension as the host counts it, for messages. The sum wraps as the caller's conversion did. */
 static long long shown(const nib_runtime *rt, int64_t index) {
   return (long long)((uint64_t)index + (uint64_t)rt->config.index_base);
 }
@@ -49,7 +49,7 @@ nib_status nib_tensor_narrow(nib_tensor *tensor, int64_t dim, int64_t start, int
   status = new_view(tensor, out);
   if (status != NIB_OK) return status;
   (*out)->shape[dim] = length;
-  /* An empty view stays where it is: never past the end of the storage. */
+  /* Do not move an empty view, which could go past the end of the storage. */
   if (nib_tensor_numel(*out) > 0)
     (*out)->offset_bytes += start * tensor->stride[dim] * (int64_t)nib_dtype_bytes(tensor->dtype);
   return NIB_OK;
@@ -77,12 +77,13 @@ nib_status nib_tensor_select(nib_tensor *tensor, int64_t dim, int64_t index, nib
   return NIB_OK;
 }
 
-/* Strides for another shape over the same elements: the old dimensions, merged where memory allows it, are cut anew. */
+/* Finds strides for another shape of the same elements: merges old dimensions where memory allows it and splits them
+ * again. */
 static bool view_stride(const nib_tensor *tensor, int32_t ndim, const int64_t *shape, int64_t *stride) {
   int32_t from = tensor->ndim - 1, to = ndim - 1;
   while (from >= 0 || to >= 0) {
     while (from >= 0 && tensor->shape[from] == 1) from--;
-    if (from < 0) { /* only ones are left */
+    if (from < 0) { /* only sizes of 1 are left */
       for (; to >= 0; to--) stride[to] = to + 1 < ndim ? stride[to + 1] * shape[to + 1] : 1;
       return true;
     }
@@ -200,7 +201,7 @@ nib_status nib_tensor_as_strided(nib_tensor *tensor, int32_t ndim, const int64_t
   nib_status status = nib_enter(rt);
   if (status == NIB_OK) status = nib_check_shape(rt, "tensor:as_strided", "size", tensor->dtype, ndim, shape);
   if (status != NIB_OK) return status;
-  /* All in elements of the storage; nothing below can overflow, as the storage is smaller than 2^62 bytes. */
+  /* In elements of the storage. Nothing below overflows, since the storage is smaller than 2^62 bytes. */
   int64_t item = (int64_t)nib_dtype_bytes(tensor->dtype);
   int64_t before = tensor->offset_bytes / item, size = (int64_t)tensor->storage->bytes / item;
   if (tensor->offset_bytes % item != 0) size = before + ((int64_t)tensor->storage->bytes - tensor->offset_bytes) / item;
@@ -252,7 +253,7 @@ nib_status nib_tensor_reinterpret(nib_tensor *tensor, nib_dtype dtype, nib_tenso
     bool fits = last >= 0 && (tensor->stride[last] == 1 || tensor->shape[last] <= 1) &&
                 tensor->shape[last] * old_item % item == 0 && tensor->offset_bytes % item == 0;
     for (int32_t i = 0; fits && i < last; i++) {
-      int64_t bytes; /* a stride that no element uses may be too large to be multiplied */
+      int64_t bytes; /* the stride of a dimension of size 1 may be too large to multiply */
       bool known = !__builtin_mul_overflow(tensor->stride[i], old_item, &bytes);
       fits = tensor->shape[i] <= 1 || (known && bytes % item == 0);
       if (known) view.stride[i] = bytes / item;
