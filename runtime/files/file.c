@@ -1,4 +1,4 @@
-/* Whole reads of files, files that take their place when they are whole, and what is said when either fails. */
+/* Reading files, and writing files that replace an old one only when they are complete. */
 #define _GNU_SOURCE       /* getrandom, realpath */
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
@@ -16,7 +16,7 @@
 
 #include "files.h"
 
-#define PIECE ((size_t)4 << 20) /* bytes between two looks at the clock */
+#define PIECE ((size_t)4 << 20) /* bytes between two checks of the deadline */
 
 static nib_status fail(nib_runtime *rt, const char *operation, const char *path, const char *doing, int error) {
   return nib_fail(rt, NIB_FILE, "%s: cannot %s \"%.200s\": %s", operation, doing, path, strerror(error));
@@ -31,7 +31,7 @@ void nib_file_close(int file) {
 nib_status nib_file_open(nib_runtime *rt, const char *operation, const char *path, int *out, uint64_t *bytes) {
   struct stat info;
   *out = -1;
-  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of use for pipes alone, whose writer it would wait for */
+  int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: do not wait for the writer of a pipe */
   if (file < 0 || fstat(file, &info) != 0) {
     nib_status status = fail(rt, operation, path, "read", errno);
     nib_file_close(file);
@@ -57,7 +57,8 @@ nib_status nib_file_read(nib_runtime *rt, const char *operation, const char *pat
     if (nib_is_late(rt)) return nib_fail_late(rt, operation);
     ssize_t n = pread(file, at, bytes < PIECE ? bytes : PIECE, (off_t)offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return fail(rt, operation, path, "read", n == 0 ? EIO : errno); /* 0: it has become shorter */
+    if (n <= 0)
+      return fail(rt, operation, path, "read", n == 0 ? EIO : errno); /* 0: the file was truncated meanwhile */
     at += n;
     offset += (uint64_t)n;
     bytes -= (size_t)n;
@@ -72,18 +73,18 @@ struct nib_writer {
   const char *operation;
   int file;
   int error;       /* errno of the first failure; 0: none so far */
-  bool late;       /* it was the deadline */
-  bool waits;      /* for the reader of a pipe, or a device */
-  bool replaces;   /* a file that was there */
-  char *path;      /* as given; the block's others follow it */
-  char *target;    /* where it leads */
-  char *temporary; /* beside the target; "": it is written in place */
+  bool late;       /* the failure was the deadline */
+  bool waits;      /* it is a pipe or a device, which may block */
+  bool replaces;   /* there is an old file */
+  char *path;      /* as given; the other strings follow it in the same block */
+  char *target;    /* the file that the path leads to */
+  char *temporary; /* the .part file; "": the target is written in place */
   size_t bytes;    /* of the block */
 };
 
-#define NAME_ROOM 24 /* behind a target's name: ".0123456789abcdef.part" */
+#define NAME_ROOM 24 /* for the suffix ".0123456789abcdef.part" */
 
-/* The name of a file beside `target` that nobody can guess. */
+/* A name for the .part file of `target` that nobody can guess. */
 static void name_temporary(char *out, const char *target) {
   uint64_t number = 0;
   if (getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number) {
@@ -97,7 +98,7 @@ static void name_temporary(char *out, const char *target) {
   sprintf(out, "%.*s.%016llx.part", (int)(folder + name), target, (unsigned long long)number);
 }
 
-/* What must be written where it is: pipes, devices, and what a process has open (/dev/stdout, also where it is a
+/* Whether the path must be written in place: pipes, devices, and open files of a process (/dev/stdout, even if it is a
  * regular file). */
 static bool is_in_place(const char *path) {
   static const char *const open[] = { "/dev/fd/", "/dev/std", "/proc/" };
@@ -107,9 +108,9 @@ static bool is_in_place(const char *path) {
   return stat(path, &info) == 0 && !S_ISREG(info.st_mode);
 }
 
-#define LINKS 40 /* one behind the other, as the kernel follows them */
+#define LINKS 40 /* most links to follow, as in the kernel */
 
-/* Replaces the name of a link by where it leads, until that is no link; errno. Nothing is there yet. */
+/* Follows symbolic links to a file that does not exist yet. Returns an errno. */
 static int follow_links(char *target) {
   char text[PATH_MAX];
   for (int i = 0; i < LINKS; i++) {
@@ -124,7 +125,7 @@ static int follow_links(char *target) {
   return ELOOP;
 }
 
-/* The file that `path` leads to, there or not yet; errno. */
+/* Finds the file that `path` leads to, which need not exist. Returns an errno. */
 static int resolve(const char *path, char *target) {
   struct stat info;
   if (*path == 0) return ENOENT;
@@ -136,8 +137,8 @@ static int resolve(const char *path, char *target) {
   return error == 0 && target[strlen(target) - 1] == '/' ? EISDIR : error;
 }
 
-/* A new file beside the target, with what the old one's owner and mode were; errno. Until it has them nobody else opens
- * it. */
+/* Creates the .part file beside the target with the old file's owner and mode. Until it has them nobody else can open
+ * it. Returns an errno. */
 static int open_beside(struct nib_writer *w, const struct stat *old) {
   if (w->replaces && faccessat(AT_FDCWD, w->target, W_OK, AT_EACCESS) != 0) return errno;
   do {
@@ -151,12 +152,13 @@ static int open_beside(struct nib_writer *w, const struct stat *old) {
   }
   if (!w->replaces) return 0;
   if (old->st_uid != geteuid() || old->st_gid != getegid())
-    if (fchown(w->file, old->st_uid, old->st_gid) != 0) errno = 0; /* as far as we may */
+    if (fchown(w->file, old->st_uid, old->st_gid) != 0) errno = 0; /* without the right to do so, keep our own */
   fchmod(w->file, old->st_mode & 07777);
   return 0;
 }
 
-/* Pipes, devices, and files in folders that take no new ones; errno. Waits for a pipe's reader. */
+/* Opens a pipe, a device, or a file in a folder where none can be created. Waits for a pipe's reader. Returns an
+ * errno. */
 static int open_in_place(struct nib_writer *w, const char *path, bool pipe) {
   for (;;) {
     w->file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
@@ -165,7 +167,7 @@ static int open_in_place(struct nib_writer *w, const char *path, bool pipe) {
     w->late = nib_is_late(w->rt);
     if (w->late) return ETIMEDOUT;
     if (nanosleep(&(struct timespec){ .tv_nsec = 500000 }, NULL) != 0)
-      return errno; /* Ctrl-C is not to wait for a reader */
+      return errno; /* so that Ctrl-C interrupts the wait for a reader */
   }
 }
 
@@ -187,7 +189,7 @@ static nib_status fail_writer(const struct nib_writer *w) {
   return w->late ? nib_fail_late(w->rt, w->operation) : fail(w->rt, w->operation, w->path, "write", w->error);
 }
 
-/* Closes it, forgets what is not to stay, and frees the writer. */
+/* Closes the file, removes a .part file that is left, and frees the writer. */
 static void drop(struct nib_writer *w) {
   nib_runtime *rt = w->rt;
   nib_file_close(w->file);
@@ -229,8 +231,8 @@ nib_status nib_writer_create(nib_runtime *rt, const char *path, nib_writer **out
   return status;
 }
 
-/* write, but a reader that went away or a limit of the process's is an error alone, and no signal to the host;
- * errno. */
+/* write without signals to the host: if a pipe's reader is gone, or a limit of the process is reached, it only returns
+ * an error. Sets errno. */
 static ssize_t write_quietly(int file, const void *data, size_t bytes) {
   sigset_t ours, before, pending;
   sigemptyset(&ours);
@@ -260,7 +262,7 @@ nib_status nib_writer_put(nib_writer *w, const void *data, size_t bytes) {
       bytes -= (size_t)n;
     } else if (w->late) {
       w->error = ETIMEDOUT;
-    } else if (n < 0 && errno == EAGAIN) { /* the reader is behind */
+    } else if (n < 0 && errno == EAGAIN) { /* the pipe is full */
       if (poll(&(struct pollfd){ .fd = w->file, .events = POLLOUT }, 1, 1) < 0) w->error = errno;
     } else if (n == 0 || errno != EINTR || w->waits) {
       w->error = n == 0 ? EIO : errno;
@@ -276,7 +278,7 @@ nib_status nib_writer_write(nib_writer *w, const void *data, size_t bytes) {
 
 nib_status nib_writer_end(nib_writer *w, bool keep) {
   if (keep && w->error == 0) {
-    /* What is replaced must not be lost to a disk that turns out to be full, or to a power cut. */
+    /* The new data must be on the disk before it replaces the old file: the disk may be full, or lose power. */
     if (*w->temporary && w->replaces && fsync(w->file) != 0 && errno != EINVAL && errno != ENOTSUP) w->error = errno;
     int file = w->file;
     w->file = -1;
@@ -294,7 +296,7 @@ nib_status nib_writer_end(nib_writer *w, bool keep) {
 nib_status nib_writer_close(nib_writer *w, bool keep) {
   if (!w) return NIB_OK;
   nib_runtime *rt = w->rt;
-  if (nib_is_forked(rt)) return nib_enter(rt); /* the file is the parent's to end */
+  if (nib_is_forked(rt)) return nib_enter(rt); /* the file belongs to the parent */
   nib_status status = nib_writer_end(w, keep);
   nib_handle_removed(rt);
   return status;

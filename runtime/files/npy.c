@@ -11,10 +11,10 @@ static const unsigned char magic[6] = { 0x93, 'N', 'U', 'M', 'P', 'Y' };
 /* ---- The header ------------------------------------------------------------------------------------------------ */
 
 struct header {
-  nib_dtype dtype; /* NIB_DTYPE_NONE: `as` has to say it */
+  nib_dtype dtype; /* NIB_DTYPE_NONE: the caller must give `as` */
   int32_t item;    /* bytes of an element in the file */
   char code[3];
-  bool is_f8; /* float64 elements, to be rounded to float32 */
+  bool is_f8; /* float64 elements, which are rounded to float32 */
   bool fortran_order;
   int32_t ndim;
   int64_t shape[NIB_MAX_NDIM];
@@ -51,7 +51,7 @@ static void expect(struct parser *p, const char *token) {
   if (!accept(p, token)) damaged(p, token, p->at, (size_t)(p->end - p->at));
 }
 
-/* A quoted string without escapes, which numpy never writes here. */
+/* Reads a quoted string. It has no escapes, since NumPy writes none here. */
 static size_t parse_string(struct parser *p, const char **text) {
   skip_space(p);
   const char *start = p->at;
@@ -156,7 +156,8 @@ void nib_round_f64(unsigned char *data, size_t count) {
   }
 }
 
-/* What a file's first 12 bytes (`have`, where it is shorter) say: where the dictionary begins and the elements do. */
+/* Finds from the first 12 bytes of a file (`have` bytes if it is shorter) where the dictionary and the elements begin.
+ */
 static nib_status find_header(nib_runtime *rt, const unsigned char *data, size_t have, uint64_t size, size_t *start,
                               size_t *elements) {
   if (have < 10 || memcmp(data, magic, sizeof magic) != 0)
@@ -175,7 +176,7 @@ static nib_status find_header(nib_runtime *rt, const unsigned char *data, size_t
   return NIB_OK;
 }
 
-/* The dictionary, and that `bytes` bytes of elements are what it says, in the dtype that they are to have. */
+/* Reads the dictionary. Checks that its shape needs `bytes` bytes and that its type can be read as `as`. */
 static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t length, uint64_t bytes, nib_dtype as,
                               struct header *h) {
   struct parser p = { rt, (const char *)text, (const char *)text + length, NIB_OK };
@@ -187,7 +188,7 @@ static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t
   uint64_t item = (uint64_t)h->item, most = bytes / item, count = 1;
   for (int32_t i = 0; i < h->ndim; i++) {
     if (h->shape[i] == 0) count = 0;
-    if (count > 0 && (uint64_t)h->shape[i] > most / count) count = most + 1; /* too many, without overflow */
+    if (count > 0 && (uint64_t)h->shape[i] > most / count) count = most + 1; /* more than fit; avoids an overflow */
     else count *= (uint64_t)h->shape[i];
   }
   if (!nib_shape_fits((size_t)item, h->ndim, h->shape))
@@ -211,7 +212,7 @@ static nib_status read_header(nib_runtime *rt, const unsigned char *text, size_t
   return NIB_OK;
 }
 
-/* The elements into `raw`, a compact tensor of them in the file's order. `data` may be changed. */
+/* Writes the elements to `raw`, a contiguous tensor in the file's order. May change `data`. */
 static nib_status fill(nib_stream *stream, const struct header *h, nib_tensor *raw, unsigned char *data, size_t bytes) {
   if (h->is_f8) {
     nib_round_f64(data, bytes / 8);
@@ -220,14 +221,14 @@ static nib_status fill(nib_stream *stream, const struct header *h, nib_tensor *r
   return nib_tensor_write(stream, raw, data, bytes);
 }
 
-/* The tensor that `fill` is to fill: in Fortran order the first dimension varies fastest in the file. */
+/* Creates the tensor for `fill`. In Fortran order, the first dimension varies fastest in the file. */
 static nib_status create_raw(nib_stream *stream, const struct header *h, nib_tensor **raw) {
   int64_t shape[NIB_MAX_NDIM];
   for (int32_t i = 0; i < h->ndim; i++) shape[i] = h->shape[h->fortran_order ? h->ndim - 1 - i : i];
   return nib_tensor_create(stream->device, h->dtype, h->ndim, shape, raw);
 }
 
-/* `raw`, filled, as the tensor that the header tells of. Takes `raw`. */
+/* Turns the filled `raw` into the tensor that the header describes. Takes over the reference to `raw`. */
 static nib_status finish(nib_stream *stream, const struct header *h, nib_tensor *raw, nib_status status,
                          nib_tensor **out) {
   if (status == NIB_OK && (!h->fortran_order || h->ndim < 2)) {
@@ -274,7 +275,7 @@ nib_status nib_npy_parse(nib_stream *stream, const void *data, size_t bytes, nib
   return status;
 }
 
-/* The header of an open file. */
+/* Reads the header of an open file. */
 static nib_status open_npy(nib_runtime *rt, const char *path, int file, uint64_t size, nib_dtype as, struct header *h,
                            size_t *elements) {
   unsigned char first[12] = { 0 };
@@ -302,7 +303,8 @@ nib_status nib_npy_load(nib_stream *stream, const char *path, nib_dtype as, nib_
   nib_status status = check_load(stream, as);
   if (status == NIB_OK) status = nib_file_open(rt, "load", path, &file, &size);
   if (status == NIB_OK) status = open_npy(rt, path, file, size, as, &h, &elements);
-  if (status == NIB_OK) status = create_raw(stream, &h, &raw); /* before the elements: it has a cap */
+  if (status == NIB_OK)
+    status = create_raw(stream, &h, &raw); /* before reading the elements, since the memory cap may refuse it */
   if (status == NIB_OK) {
     size_t bytes = (size_t)(size - elements);
     unsigned char *data = nib_allocate(rt, bytes + 1);
@@ -332,7 +334,7 @@ static size_t write_header(const nib_tensor *tensor, char *text, size_t size) {
   for (int32_t i = 0; i < tensor->ndim; i++)
     used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)tensor->shape[i]);
   used += (size_t)snprintf(text + used, size - used, "%s), }", tensor->ndim == 1 ? "," : "");
-  size_t padded = (used + 1 + 63) / 64 * 64; /* elements begin at a multiple of 64 */
+  size_t padded = (used + 1 + 63) / 64 * 64; /* so that the elements begin at a multiple of 64 */
   memset(text + used, ' ', padded - used);
   text[padded - 1] = '\n';
   text[8] = (char)((padded - 10) & 0xFF);

@@ -1,7 +1,6 @@
-/* The safetensors format: the length of a header (8 bytes), the header in JSON, the elements of all tensors. The header
- * is
- * {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...} and may have texts under "__metadata__";
- * offsets count from behind the header. The tensors fill what is there without a gap. */
+/* The safetensors format: the length of the header (8 bytes), the header in JSON, the elements of all tensors. The
+ * header is {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...} and may have strings under
+ * "__metadata__". Offsets count from the end of the header. The tensors fill the rest of the file without gaps. */
 #include <stdio.h>
 #include <string.h>
 
@@ -26,7 +25,7 @@ const struct nib_stored nib_stored_types[NIB_STORED_TYPES] = {
   { "U16", 16, NIB_UINT16 },
   { "I32", 32, NIB_INT32 },
   { "I64", 64, NIB_INT64 },
-  { "F64", 64, NIB_FLOAT32 }, /* rounded */
+  { "F64", 64, NIB_FLOAT32 }, /* rounded to float32 */
   { "BOOL", 8, NIB_UINT8 },
   { "I16", 16, NIB_DTYPE_NONE },
   { "U32", 32, NIB_DTYPE_NONE },
@@ -67,7 +66,7 @@ static void sift(nib_safetensors_entry *entries, int32_t root, int32_t count, ni
   entries[root] = entry;
 }
 
-/* A heap sort: qsort may allocate past the host's allocator. */
+/* Heap sort. qsort may allocate memory without the host's allocator. */
 void nib_entries_sort(nib_safetensors_entry *entries, int32_t count, nib_entry_order *order) {
   for (int32_t i = count / 2 - 1; i >= 0; i--) sift(entries, i, count, order);
   for (int32_t last = count - 1; last > 0; last--) {
@@ -133,7 +132,7 @@ size_t nib_utf8_length(const char *text, size_t length) {
     if ((c[i] & 0xC0) != 0x80) return 0;
   if (n > 2) {
     unsigned first = (unsigned)(c[0] & 0x0F) << 6 | (c[1] & 0x3F);
-    if (n == 3 && (first < 0x20 || (first >= 0x360 && first < 0x380))) return 0; /* overlong, half a pair */
+    if (n == 3 && (first < 0x20 || (first >= 0x360 && first < 0x380))) return 0; /* overlong, or a surrogate */
     if (n == 4 && ((c[0] & 7) << 6 | (c[1] & 0x3F)) < 0x10) return 0;
     if (n == 4 && c[0] == 0xF4 && c[1] > 0x8F) return 0;
   }
@@ -152,7 +151,7 @@ static size_t utf8_encode(unsigned code, char *out) {
   return n;
 }
 
-/* Four hexadecimal digits behind p->at, which stays on what is wrong. */
+/* Reads four hexadecimal digits. On an error p->at stays at the wrong character. */
 static unsigned parse_hex(struct parser *p) {
   unsigned code = 0;
   for (int i = 0; i < 4; i++, p->at++) {
@@ -170,7 +169,7 @@ static unsigned parse_hex(struct parser *p) {
   return code;
 }
 
-/* Behind a backslash. What it stands for is never longer than the escape. */
+/* Decodes an escape after its backslash. The result is never longer than the escape. */
 static size_t parse_escape(struct parser *p, char *out) {
   static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
   const char *letter = p->at < p->end && *p->at ? strchr(letters, *p->at) : NULL;
@@ -190,14 +189,15 @@ static size_t parse_escape(struct parser *p, char *out) {
     unsigned low = parse_hex(p);
     code = low >= 0xDC00 && low < 0xE000 ? 0x10000 + ((code & 0x3FF) << 10 | (low & 0x3FF)) : 0xD800;
   }
-  if (code == 0 || (code >= 0xD800 && code < 0xE000)) { /* a zero would end the name */
+  if (code == 0 ||
+      (code >= 0xD800 && code < 0xE000)) { /* a zero would end the name; a lone surrogate is no character */
     damaged(p, "an escape that is a character");
     return 0;
   }
   return utf8_encode(code, out);
 }
 
-/* The text of a string, decoded in place. */
+/* Reads a string and decodes it in place. */
 static const char *parse_string(struct parser *p) {
   expect(p, '"');
   char *text = p->at, *out = text;
@@ -312,7 +312,7 @@ static nib_safetensors_entry *add_entry(nib_safetensors *f) {
 static nib_status parse_header(nib_safetensors *f) {
   struct parser p = { f->rt, f->header, f->header, f->header + f->header_bytes, NIB_OK };
   bool has_metadata = false;
-  if (p.at == p.end || *p.at != '{') damaged(&p, "{ at once"); /* the format pads behind the object alone */
+  if (p.at == p.end || *p.at != '{') damaged(&p, "{ at once"); /* the format allows padding only after the object */
   expect(&p, '{');
   if (!accept(&p, '}')) {
     do {
@@ -344,7 +344,7 @@ static nib_status parse_header(nib_safetensors *f) {
 
 /* ---- Opening --------------------------------------------------------------------------------------------------- */
 
-/* Whether the shape needs just the bytes that the entry has. Without overflow, whatever the sizes are. */
+/* Whether the shape needs exactly the entry's bytes. Does not overflow. */
 static bool is_filled(const nib_safetensors_entry *entry, int bits) {
   uint64_t most = entry->bytes * 8 / (uint64_t)bits, count = 1;
   for (int32_t i = 0; i < entry->ndim; i++)
@@ -357,7 +357,7 @@ static bool is_filled(const nib_safetensors_entry *entry, int bits) {
   return count <= most && count * (uint64_t)bits == entry->bytes * 8;
 }
 
-/* The entries, in the order of their bytes, follow each other and fill the `bytes` bytes behind the header. */
+/* Checks that the entries fill the `bytes` bytes after the header without gaps. Sorts them by their offset. */
 static nib_status check_entries(nib_safetensors *f, uint64_t bytes) {
   const char *twice = nib_entries_duplicate(f->entries, f->count);
   if (twice) return nib_fail(f->rt, NIB_FORMAT, "load: file: expected each name once, got \"%.100s\" twice", twice);
@@ -488,11 +488,12 @@ nib_status nib_safetensors_read(nib_stream *stream, const nib_safetensors *file,
   int64_t shape[NIB_MAX_NDIM];
   memcpy(shape, entry->shape, sizeof shape);
   int64_t *last = entry->ndim > 0 ? &shape[entry->ndim - 1] : NULL;
-  if (stored->bits == 4 && as == NIB_UINT8 && last && *last % 2 == 0) *last /= 2; /* packed in pairs */
+  if (stored->bits == 4 && as == NIB_UINT8 && last && *last % 2 == 0) *last /= 2; /* two 4-bit elements in a byte */
   else if (as != NIB_DTYPE_NONE && (rounds || nib_dtype_bytes(as) * 8 != (size_t)stored->bits))
     return nib_fail(rt, NIB_INVALID, "load: dtype: expected a dtype as large as the file's %s, got %s", stored->name,
                     nib_dtype_name(as));
-  status = nib_tensor_create(stream->device, dtype, entry->ndim, shape, out); /* before the elements: it has a cap */
+  status = nib_tensor_create(stream->device, dtype, entry->ndim, shape,
+                             out); /* before reading the elements, since the memory cap may refuse it */
   if (status != NIB_OK) return status;
   size_t bytes = (size_t)entry->bytes;
   unsigned char *data = nib_allocate(rt, bytes + 1);

@@ -1,16 +1,16 @@
-/* Writing safetensors files (safetensors.c says what they are). */
+/* Writing safetensors files. safetensors.c describes the format. */
 #include <stdio.h>
 #include <string.h>
 
 #include "safetensors.h"
 
-/* Largest elements first, so that all of them are aligned. */
+/* Largest elements first, so that all elements are aligned. */
 static int by_element(const nib_safetensors_entry *a, const nib_safetensors_entry *b) {
   size_t bytes_a = nib_dtype_bytes(a->dtype), bytes_b = nib_dtype_bytes(b->dtype);
   return bytes_a != bytes_b ? (bytes_a > bytes_b ? -1 : 1) : strcmp(a->name, b->name);
 }
 
-/* A text that is measured first (data NULL) and then written. */
+/* A text that is first measured (data is NULL) and then written. */
 struct text {
   char *data;
   size_t used;
@@ -72,7 +72,7 @@ static nib_status save_check(nib_runtime *rt, int32_t count, const char *const *
                       names[i]);
     nib_status status = nib_check_not_capturing(nib_tensor_device(tensors[i]), "save");
     if (status == NIB_OK)
-      status = nib_tensor_wait(tensors[i], NIB_UNLIMITED); /* whose report comes before there is a file */
+      status = nib_tensor_wait(tensors[i], NIB_UNLIMITED); /* its errors come before the file is created */
     if (status != NIB_OK) return status;
   }
   return NIB_OK;
@@ -87,7 +87,7 @@ static nib_status save_tensor(nib_runtime *rt, nib_writer *writer, nib_tensor *t
   return status;
 }
 
-/* `entries` is for `count` of them. */
+/* `entries` has room for `count` entries. */
 static nib_status save(nib_runtime *rt, const char *path, int32_t count, const char *const *names,
                        nib_tensor *const *tensors, nib_safetensors_entry *entries) {
   nib_status status = save_check(rt, count, names, tensors);
@@ -95,11 +95,11 @@ static nib_status save(nib_runtime *rt, const char *path, int32_t count, const c
   for (int32_t i = 0; i < count; i++) {
     nib_safetensors_entry *entry = &entries[i];
     *entry = (nib_safetensors_entry){ .name = names[i], .dtype = tensors[i]->dtype, .ndim = tensors[i]->ndim };
-    for (int t = NIB_STORED_TYPES - 1; t >= 0; t--) /* the first one of a dtype stays */
+    for (int t = NIB_STORED_TYPES - 1; t >= 0; t--) /* the first type of a dtype is the last to be set */
       if (nib_stored_types[t].dtype == entry->dtype) entry->stored = nib_stored_types[t].name;
     memcpy(entry->shape, tensors[i]->shape, sizeof entry->shape);
     entry->bytes = (uint64_t)nib_tensor_numel(tensors[i]) * nib_dtype_bytes(entry->dtype);
-    entry->offset = (uint64_t)i; /* the tensor's number: the offsets follow from the order */
+    entry->offset = (uint64_t)i; /* the tensor's index, for now; offsets are known after sorting */
   }
   const char *twice = nib_entries_duplicate(entries, count);
   if (twice) return nib_fail(rt, NIB_INVALID, "save: name: expected each name once, got \"%.100s\" twice", twice);
