@@ -1,4 +1,4 @@
-/* Tensors from and to other frameworks in the same process, by DLPack. */
+/* Exchange of tensors with other frameworks in the process, by DLPack. */
 #include "../nibble_dlpack.h"
 
 #include <stdio.h>
@@ -13,14 +13,14 @@ struct element {
   nib_dtype dtype;
 };
 
-/* Out goes the first of a dtype. */
+/* Exports use the first entry of a dtype. */
 static const struct element elements[] = {
   { NIB_DLPACK_FLOAT, 32, 1, NIB_FLOAT32 },   { NIB_DLPACK_FLOAT, 16, 1, NIB_FLOAT16 },
   { NIB_DLPACK_BFLOAT, 16, 1, NIB_BFLOAT16 }, { NIB_DLPACK_E4M3FN, 8, 1, NIB_FLOAT8_E4M3FN },
   { NIB_DLPACK_UINT, 8, 1, NIB_UINT8 },       { NIB_DLPACK_INT, 8, 1, NIB_INT8 },
   { NIB_DLPACK_UINT, 16, 1, NIB_UINT16 },     { NIB_DLPACK_INT, 32, 1, NIB_INT32 },
   { NIB_DLPACK_INT, 64, 1, NIB_INT64 },       { NIB_DLPACK_BOOL, 8, 1, NIB_UINT8 },
-  { NIB_DLPACK_E2M1FN, 4, 2, NIB_UINT8 }, /* two codes, the earlier in the low bits */
+  { NIB_DLPACK_E2M1FN, 4, 2, NIB_UINT8 }, /* two codes in a byte, the first in the low bits */
 };
 #define ELEMENT_COUNT (sizeof elements / sizeof *elements)
 
@@ -31,7 +31,7 @@ static void call_deleter(void *user) {
   if (managed->deleter) managed->deleter(managed);
 }
 
-/* The device that its memory is of; *pinned_by: the GPU that copies to and from it directly. */
+/* The device of the memory. *pinned_by is set to the GPU that can copy it directly. */
 static nib_status find_device(nib_runtime *rt, const struct nib_dlpack_tensor *from, nib_device **device,
                               nib_device **pinned_by) {
   char name[24];
@@ -49,15 +49,15 @@ static nib_status find_device(nib_runtime *rt, const struct nib_dlpack_tensor *f
   }
 }
 
-/* Strides as they count: where a dimension has one element, or the tensor none, a producer may put any number. false:
- * compact. */
+/* Copies the strides. Producers may give any stride to a dimension of size 1, and in an empty tensor, so these are
+ * replaced. Returns false if the tensor is contiguous. */
 static bool copy_strides(const struct nib_dlpack_tensor *from, int64_t *strides) {
-  if (!from->strides || !from->shape || from->ndim > NIB_MAX_NDIM) return false; /* what is wrong is told later */
+  if (!from->strides || !from->shape || from->ndim > NIB_MAX_NDIM) return false; /* the caller reports the error */
   for (int32_t i = 0; i < from->ndim; i++)
     if (from->shape[i] == 0) return false;
   for (int32_t i = from->ndim - 1, next = i + 1; i >= 0; next = i--) {
     strides[i] = from->strides[i];
-    if (from->shape[i] == 1) /* as a compact one has it */
+    if (from->shape[i] == 1) /* as in a contiguous tensor */
       if (next >= from->ndim || __builtin_mul_overflow(strides[next], from->shape[next], &strides[i])) strides[i] = 1;
   }
   return true;
@@ -107,7 +107,7 @@ struct nib_export {
   int64_t shape[NIB_MAX_NDIM], stride[NIB_MAX_NDIM];
 };
 
-/* With the lock, or where nobody can have it. */
+/* The caller holds the lock, or no other thread can have it. */
 static void destroy(nib_runtime *rt, struct nib_export *export) {
   export->storage->exports--;
   nib_storage_release(export->storage);
@@ -119,7 +119,7 @@ static void take_back(nib_runtime *rt, struct nib_return *self) {
   nib_handle_removed(rt);
 }
 
-/* On any thread. Until the runtime is closed, the thread that uses it does the rest. */
+/* The deleter, called on any thread. Before the runtime is closed, the runtime's thread does the rest. */
 static void come_back(struct DLManagedTensorVersioned *self) {
   struct nib_export *export = self->manager_ctx;
   nib_runtime *rt = export->storage->deferred.device->runtime;
@@ -136,7 +136,7 @@ static void come_back(struct DLManagedTensorVersioned *self) {
   if (closed) nib_handle_removed(rt);
 }
 
-/* What the consumer does next must come after all queued work on the tensor: it may write what is still to be read. */
+/* Orders the consumer's work after all queued work on the tensor, reads included, since the consumer may write. */
 static nib_status order(nib_tensor *tensor, intptr_t consumer_stream) {
   nib_device *device = nib_tensor_device(tensor);
   struct nib_uses *uses = &tensor->storage->deferred.uses;

@@ -1,11 +1,11 @@
-/* Memory of the host's program, of other frameworks, APIs and processes: wrapping, importing and exporting it. */
+/* Wraps, imports and exports memory of the host, of other frameworks, APIs and processes. */
 #include <unistd.h>
 
 #include "interop.h"
 
 /* ---- Memory of the host ---------------------------------------------------------------------------------------- */
 
-/* Checks a view of memory that is not nibble's; *bytes: from its first element to its last. */
+/* Checks a view of memory that is not nibble's. *bytes is set to its extent from first to last element. */
 static nib_status check_view(nib_runtime *rt, const char *operation, const nib_wrap_desc *desc, size_t *bytes) {
   nib_status status = nib_check_dtype(rt, operation, desc->dtype);
   if (status != NIB_OK) return status;
@@ -55,7 +55,7 @@ nib_status nib_wrap(nib_device *device, nib_device *pinned_by, const char *opera
   if (status == NIB_OK)
     status = nib_tensor_on(device, &origin, desc->dtype, desc->ndim, desc->shape, desc->stride, out);
   if (status == NIB_OK && origin.bytes > 0)
-    nib_tell_host(operation, *out, true); /* whatever it holds is what the owner put there */
+    nib_tell_host(operation, *out, true); /* its contents count as written by the host */
   return status;
 }
 
@@ -75,7 +75,8 @@ nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream) {
   if (status == NIB_OK) status = nib_check_device("tensor:written", "tensor", tensor, stream);
   if (status == NIB_OK) status = nib_uses_reserve(rt, &tensor->storage->deferred.uses);
   if (status != NIB_OK) return status;
-  if (!device->backend->host_memory) stream->submitted++; /* work of others has no ticket; the CPU's streams do none */
+  if (!device->backend->host_memory)
+    stream->submitted++; /* a ticket for the owner's work on the stream; CPU streams have none */
   if (stream->submitted > 0) nib_uses_add(&tensor->storage->deferred.uses, stream, stream->submitted, true);
   nib_access access = { tensor, true, "tensor", NULL };
   NIB_TELL(rt, NIB_OBSERVED_WORK, .operation = "tensor:written", .device = device, .stream = stream->id,
@@ -125,7 +126,7 @@ nib_status nib_tensor_import_sized(nib_device *device, const nib_import_desc *gi
     device->backend->sharing->free(device, origin.shared);
     return status;
   }
-  close(desc->fd); /* the driver has its own */
+  close(desc->fd); /* the driver has a copy */
   nib_tell_host("import", *out, true);
   return NIB_OK;
 }

@@ -1,4 +1,4 @@
-/* Timeline semaphores of other APIs: what is the same on every device that has them. */
+/* Timeline semaphores of other APIs; the part that all devices share. */
 #include <unistd.h>
 
 #include "interop.h"
@@ -27,7 +27,7 @@ nib_status nib_semaphore_import(nib_device *device, int fd, nib_semaphore **out)
     nib_free(rt, semaphore, sizeof *semaphore);
     return status;
   }
-  close(fd); /* the driver has its own */
+  close(fd); /* the driver has a copy */
   nib_handle_added(rt);
   *out = semaphore;
   return NIB_OK;
