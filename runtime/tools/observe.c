@@ -1,4 +1,4 @@
-/* What a host's observer sees, and looking at what storages hold. */
+/* Setting the observer, and reading storages without being observed (peek). */
 #include "tools.h"
 
 const char *nib_observation_name(nib_observation_kind kind) {
@@ -12,15 +12,15 @@ const char *nib_observation_name(nib_observation_kind kind) {
 
 void nib_runtime_observe(nib_runtime *rt, void (*function)(void *user, const nib_observation *observation),
                          void *user) {
-  if (nib_enter(rt) != NIB_OK) return; /* exports may come back on any thread now */
+  if (nib_enter(rt) != NIB_OK) return; /* after the close, other threads may read it */
   rt->observe = function;
   rt->observe_user = user;
 }
 
 /* ---- Peeking --------------------------------------------------------------------------------------------------- */
 
-/* What is found goes to the front of the device's list: who looks, looks at the same few again and again, or at the
- * newest, and what else lives does not make that slower. */
+/* Moves a found storage to the front of the device's list. Callers mostly look for the same few, or the newest, which
+ * are then found fast however many there are. */
 static struct nib_storage *find_storage(nib_runtime *rt, uint64_t id) {
   for (int32_t i = 0; i < rt->device_count; i++) {
     nib_device *device = &rt->devices[i];
@@ -39,12 +39,12 @@ static struct nib_storage *find_storage(nib_runtime *rt, uint64_t id) {
   return NULL;
 }
 
-/* A view as the public functions make them: strides >= 0, all of it inside the storage. */
+/* Whether it is a valid view: strides >= 0, and all of it inside the storage. */
 static bool is_view(const nib_tensor *tensor) {
   int64_t room = (int64_t)tensor->storage->bytes, size = (int64_t)nib_dtype_bytes(tensor->dtype);
   if (size == 0 || tensor->offset_bytes < 0 || tensor->offset_bytes > room) return false;
   room -= tensor->offset_bytes;
-  int64_t last = 0; /* element */
+  int64_t last = 0; /* offset of the last element, in elements */
   for (int32_t i = 0; i < tensor->ndim; i++) {
     if (tensor->shape[i] < 0 || tensor->stride[i] < 0) return false;
     if (tensor->shape[i] > 1 && tensor->stride[i] > (room / size - last) / (tensor->shape[i] - 1)) return false;

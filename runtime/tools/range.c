@@ -1,15 +1,15 @@
-/* Named ranges for profilers: NVTX, when a library of it is on the machine. */
+/* Named ranges for profilers, with NVTX if its library is installed. */
 #include <dlfcn.h>
 #include <string.h>
 
 #include "tools.h"
 
-/* Finds the library at the first range; without it ranges cost a comparison. */
+/* Finds the library at the first range. Without it a range costs a comparison. */
 static struct nib_ranges *find_ranges(nib_runtime *rt) {
   struct nib_ranges *ranges = &rt->ranges;
   if (ranges->searched) return ranges;
   ranges->searched = true;
-  /* CUDA 13 has the first, and seldom on the loader's path; older ones have the second. */
+  /* CUDA 13 has the first, often outside the loader's path; older versions have the second. */
   static const char *const names[] = { "libnvtx3interop.so.1", "libnvToolsExt.so.1",
                                        "/usr/local/cuda/lib64/libnvtx3interop.so.1" };
   void *library = NULL;

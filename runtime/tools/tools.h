@@ -1,4 +1,4 @@
-/* What is for people who develop: an observer, ranges for profilers, kernels of their own. */
+/* Tools for developers: the observer, ranges for profilers, user kernels. */
 #ifndef NIB_TOOLS_H
 #define NIB_TOOLS_H
 

@@ -1,4 +1,4 @@
-/* Kernels of the user's own: compiling them, and launching what is in a module. */
+/* User kernels: compiling and launching. */
 #include <string.h>
 
 #include "tools.h"
@@ -76,8 +76,8 @@ size_t nib_user_kernel_param_bytes(const nib_user_kernel *kernel, int32_t index)
 
 /* ---- Launching ------------------------------------------------------------------------------------------------- */
 
-/* Before the driver sees it, which would call a capture invalid. The limits are those of every GPU that CUDA still
- * knows. */
+/* Checks the sizes here, since an error of the driver would invalidate a capture. The limits are the same on all GPUs
+ * that CUDA supports. */
 static nib_status check_extent(nib_runtime *rt, const char *name, const uint32_t size[3], const uint32_t most[3]) {
   for (int i = 0; i < 3; i++)
     if (size[i] < 1 || size[i] > most[i])
@@ -96,8 +96,7 @@ static nib_status check_extents(nib_runtime *rt, const nib_user_kernel *kernel, 
   return status;
 }
 
-/* The parameters as the driver wants them, in one buffer; without a layout from the driver each is aligned to its own
- * size. */
+/* Packs the parameters into one buffer for the driver. If the driver gives no layout, each is aligned to its size. */
 static nib_status pack(nib_runtime *rt, const nib_user_kernel *kernel, const nib_argument *arguments, int32_t count,
                        unsigned char *buffer, size_t *bytes) {
   const struct nib_params_layout *layout = &kernel->layout;
@@ -152,7 +151,8 @@ nib_status nib_user_kernel_launch_sized(nib_stream *stream, nib_user_kernel *ker
   nib_access accesses[NIB_MAX_ARGUMENTS];
   for (int32_t i = 0; status == NIB_OK && i < desc->argument_count; i++) {
     nib_tensor *tensor = desc->arguments[i].tensor;
-    accesses[i] = (nib_access){ .tensor = tensor, .write = true }; /* nobody knows what the kernel does with it */
+    accesses[i] =
+      (nib_access){ .tensor = tensor, .write = true }; /* it is not known whether the kernel reads or writes it */
     if (tensor && nib_tensor_device(tensor) != device)
       status = nib_fail(rt, NIB_INVALID, "kernel:launch: args: expected tensors on %s, got one on %s as argument %lld",
                         device->info.name, nib_tensor_device(tensor)->info.name, (long long)i + rt->config.index_base);
