@@ -38,7 +38,7 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
     nib_check_fail(&c, "block_tables",
                    "expected at least %lld columns for max_kv_len %lld and page_size %lld, got %lld",
                    (long long)max_pages, (long long)desc->max_kv_len, (long long)pool.tokens, (long long)columns);
-  if (c.status != NIB_OK) return c.status; /* what follows computes with numbers that are not too large */
+  if (c.status != NIB_OK) return c.status; /* the checks above bound the numbers below */
   int64_t num_pages = batch * max_pages;
   if (indptr) {
     nib_check_tensor(&c, NIB_IN, "kv_page_indptr", indptr, NIB_BIT(NIB_INT32), 1, (int64_t[]){ batch + 1 },
@@ -81,8 +81,8 @@ nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc 
     params.indptr_stride = indptr ? indptr->stride[0] : 0;
     params.out = nib_tensor_data(out);
     params.out_table = nib_tensor_data(table);
-    /* Without columns nothing is written for a request, only looked at; they may be one request, expanded to any
-     * number. */
+    /* Without columns, requests are only checked and write nothing. They may then be one request that is expanded to
+     * any number, of which one is enough to check. */
     bool same = max_pages == 0 && params.seq_stride == 0 && params.indptr_stride == 0;
     params.batch = same && batch > 1 ? 1 : batch;
     params.max_kv_len = desc->max_kv_len;

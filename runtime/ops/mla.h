@@ -9,7 +9,8 @@ struct nib_records {
   int64_t page_stride, num_pages, page_size;
 };
 
-/* uint8 [num_pages, page_size, 384], or 4-D with one head; compact inside a page, page stride a multiple of 16. */
+/* Checks a record cache: uint8 [num_pages, page_size, 384], or 4-D with one head; contiguous inside a page, page stride
+ * a multiple of 16. */
 void nib_check_record_cache(struct nib_check *c, enum nib_role role, const char *parameter, const nib_tensor *cache,
                             struct nib_records *out);
 

@@ -25,7 +25,7 @@ static nib_status create_results(nib_stream *stream, struct half_cache *half) {
 }
 
 static nib_status launch_half(const struct nib_check *both, nib_layout layout, struct half_cache *half) {
-  struct nib_check own = *both, *c = &own; /* with a list of its own */
+  struct nib_check own = *both, *c = &own; /* K and V have separate lists */
   c->access_count = c->attribute_count = 0;
   nib_stream *stream = c->stream;
   nib_tensor *source = half->source;
@@ -95,7 +95,7 @@ nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache
   nib_quantize_cache_desc own;
   nib_quantized_cache results = { 0 };
   const nib_quantize_cache_desc *desc = NIB_CHECK_DESC(&c, nib_quantize_cache_desc, &own, given, desc_bytes);
-  if (out_bytes < nib_quantized_cache_least) /* and whatever `out` points to stays as it is */
+  if (out_bytes < nib_quantized_cache_least) /* do not write to `out` then */
     nib_check_fail(&c, "out", "expected at least %d bytes, got %zu", nib_quantized_cache_least, out_bytes);
   else nib_sized_write(out, out_bytes, &results, sizeof results);
   if (c.status != NIB_OK) return c.status;

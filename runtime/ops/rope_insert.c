@@ -85,7 +85,7 @@ nib_status nib_rope_insert_sized(nib_stream *stream, const nib_rope_insert_desc 
     status = nib_tensor_create(stream->device, NIB_BFLOAT16, 3, (int64_t[]){ tokens, desc->q_head_padded, NIB_MLA_DIM },
                                &result);
   if (status != NIB_OK) return status;
-  /* Queries are touched when they are copied out, or rotated in place. */
+  /* The kernel uses the queries if they are copied out, or rotated in place. */
   bool with_q = q && (desc->q_inplace ? !desc->keep_q_unrotated && heads > 0 : desc->q_head_padded > 0);
   struct nib_rope_insert_params params = {
     .q = with_q ? nib_tensor_data(q) : NULL,

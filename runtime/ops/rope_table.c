@@ -26,7 +26,7 @@ nib_status nib_rope_table(nib_stream *stream, int64_t max_position, double theta
                                           .type = (int32_t)dtype };
   struct nib_floats floats;
   nib_floats_enter(&floats);
-  /* theta^(-2p/64), on the host for every device, so that libm's last bit is the same everywhere. */
+  /* theta^(-2p/64), computed on the host for every device, so that rounding in libm is the same. */
   for (int p = 0; p < NIB_MLA_ROPE / 2; p++) params.inv_freq[p] = pow(theta, -2.0 * p / NIB_MLA_ROPE);
   nib_floats_leave(&floats);
   nib_check_operand(&c, NIB_OUT, "rope_table", table, NULL);
