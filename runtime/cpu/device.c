@@ -1,4 +1,4 @@
-/* The CPU device's table of functions, its memory, events and graphs. */
+/* The CPU device: its table of functions, memory, events and graphs. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <string.h>
@@ -71,7 +71,7 @@ static void event_destroy(nib_event *event) { (void)event; }
 /* ---- Graphs ---------------------------------------------------------------------------------------------------- */
 
 static nib_status capture_begin(nib_stream *stream, nib_capture_mode mode) {
-  (void)stream, (void)mode; /* the runtime records by itself, and all modes mean the same */
+  (void)stream, (void)mode; /* the runtime records the work; the mode has no effect */
   return NIB_OK;
 }
 
@@ -80,15 +80,16 @@ static nib_status capture_end(nib_stream *stream, struct nib_plan *plan) {
   return NIB_OK;
 }
 
-/* An order that respects the dependencies, and otherwise runs what became ready last first: recording order would hide
- * a dependency that a script forgot. */
+/* Orders the nodes by their dependencies; of the nodes that are ready, the last one comes first. The recorded order
+ * would hide a dependency that a script forgot. */
 static nib_status plan_prepare(nib_device *device, struct nib_plan *plan, struct nib_plan *replaced) {
   (void)replaced;
   nib_runtime *rt = device->runtime;
   int32_t n = plan->node_count, edges = 0;
   if (n == 0) return NIB_OK;
   for (int32_t i = 0; i < n; i++) edges += plan->nodes[i].dep_count;
-  /* waiting[i]: dependencies of i that have not run; first[i], next[e]: the edges that lead out of i, ascending */
+  /* waiting[i]: the number of dependencies of i that have not run. first[i], next[e]: the list of edges from i, in
+   * ascending order. */
   size_t bytes = sizeof(int32_t) * (3 * (size_t)n + 2 * (size_t)edges);
   int32_t *waiting = nib_allocate(rt, bytes);
   plan->order = nib_allocate(rt, sizeof *plan->order * (size_t)n);
@@ -148,7 +149,7 @@ static void device_close(nib_device *device) {
   nib_free(device->runtime, cpu, sizeof *cpu);
 }
 
-/* The processor's name as the kernel tells it, in memory of the runtime. */
+/* The processor's name from /proc/cpuinfo, in memory of the runtime. */
 static char *read_description(nib_runtime *rt) {
   char line[256], name[256] = "processor";
   FILE *file = fopen("/proc/cpuinfo", "re");
@@ -167,7 +168,7 @@ static char *read_description(nib_runtime *rt) {
 }
 
 static nib_status device_open(nib_device *device) {
-  (void)device; /* nib_cpu_open did it */
+  (void)device; /* nib_cpu_open opened it */
   return NIB_OK;
 }
 

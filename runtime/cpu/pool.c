@@ -1,11 +1,11 @@
-/* Spreading one kernel over threads: the runtime's own, or the host's through its parallel_for. */
+/* Runs a kernel on several threads: the runtime's own, or the host's through its parallel_for. */
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
 
 #include "../core/floats.h"
 #include "cpu.h"
 
-/* A new thread inherits the signal mask of the one that starts it, and must not take the host's signals. */
+/* A thread inherits the signal mask of its creator. So block all signals meanwhile: they are for the host's threads. */
 int nib_cpu_thread_start(pthread_t *thread, void *(*function)(void *), void *argument) {
   sigset_t all, before;
   sigfillset(&all);
@@ -15,7 +15,7 @@ int nib_cpu_thread_start(pthread_t *thread, void *(*function)(void *), void *arg
   return result;
 }
 
-/* The last piece is the longest: none is shorter than the grain. */
+/* The last piece takes the rest, so that no piece is shorter than the grain. */
 static void run_pieces(const struct nib_cpu_region *region, int64_t begin) {
   int64_t end = region->count - begin > region->chunk ? begin + region->chunk : region->count;
   while (begin < end && !nib_cpu_is_unseen(region->run)) {
@@ -66,7 +66,7 @@ static void host_chunk(void *context, size_t index) {
   nib_floats_leave(&floats);
 }
 
-#define PIECE_GRAINS 8 /* between two looks at whether the kernel is dropped */
+#define PIECE_GRAINS 8 /* between two checks whether the kernel was dropped */
 
 void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(void *, int64_t, int64_t),
                       void *argument) {
@@ -82,7 +82,7 @@ void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(
     run_pieces(&region, 0);
     return;
   }
-  /* A few chunks for each thread, so that a slow one does not keep the others waiting. */
+  /* Several chunks for each thread, so that a slow thread takes fewer. */
   int64_t chunk = (count + 4 * threads - 1) / (4 * threads);
   region.chunk = chunk > grain ? chunk : grain;
   if (config->parallel_for) {
@@ -91,7 +91,7 @@ void nib_cpu_pool_run(void *context, int64_t count, int64_t grain, void (*body)(
   }
   pthread_mutex_lock(&pool->lock);
   while (pool->started < pool->wanted && nib_cpu_thread_start(&pool->threads[pool->started], pool_thread, pool) == 0)
-    pool->started++; /* one that cannot start is done without */
+    pool->started++; /* go on without a thread that cannot start */
   region.next = pool->regions;
   pool->regions = &region;
   pthread_cond_broadcast(&pool->work);
@@ -113,7 +113,7 @@ void nib_cpu_pool_open(struct nib_cpu_pool *pool, nib_runtime *rt, int32_t threa
   pool->wanted = threads - 1;
   if (rt->config.parallel_for || pool->wanted <= 0) return;
   pool->threads = nib_allocate(rt, sizeof *pool->threads * (size_t)pool->wanted);
-  if (!pool->threads) pool->wanted = 0; /* slower, not wrong */
+  if (!pool->threads) pool->wanted = 0; /* without memory for threads, run on the caller's */
 }
 
 void nib_cpu_pool_close(struct nib_cpu_pool *pool) {

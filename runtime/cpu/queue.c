@@ -1,5 +1,5 @@
-/* A stream of the CPU device: a ring of tasks and the thread that does them in order, as long as the stream is not
- * released. */
+/* A stream of the CPU device: a ring of tasks, and the thread that runs them in order. The thread ends some time after
+ * the stream's release. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fenv.h>
@@ -33,7 +33,7 @@ static void wait_for(struct nib_cpu *cpu, nib_stream *stream, uint64_t ticket) {
   pthread_mutex_unlock(&cpu->lock);
 }
 
-/* Returns the status of a host function, otherwise OK. */
+/* Runs a task. Returns the status of a host function, otherwise OK. */
 static nib_status run_task(struct nib_cpu *cpu, struct nib_cpu_task *task) {
   const struct nib_cpu_run run = { cpu, task };
   struct timespec now;
@@ -42,7 +42,7 @@ static nib_status run_task(struct nib_cpu *cpu, struct nib_cpu_task *task) {
   case NIB_CPU_CALL: {
     nib_status status = task->as.call.function(task->as.call.user);
     __atomic_fetch_sub(&cpu->calls, 1, __ATOMIC_RELAXED);
-    fesetenv(FE_DFL_ENV); /* the function may have left another one */
+    fesetenv(FE_DFL_ENV); /* the function may have changed it */
     return status;
   }
   case NIB_CPU_RECORD:
@@ -64,9 +64,9 @@ static struct timespec time_after(int64_t timeout_us) {
   return until;
 }
 
-#define IDLE_US 100000 /* how long a thread without a stream waits for one to come back */
+#define IDLE_US 100000 /* how long the thread of a released stream waits for its reuse */
 
-/* Waits for a task, with the lock; false: there will be none. */
+/* Waits for a task; the caller holds the lock. False: the thread should end. */
 static bool wait_for_task(struct nib_cpu_queue *queue) {
   struct timespec until = { 0 };
   while (queue->completed == queue->pushed && !queue->quit) {
@@ -99,7 +99,7 @@ static void *queue_thread(void *argument) {
   }
   pthread_t before = cpu->left;
   bool joins = !queue->quit && cpu->has_left;
-  if (!queue->quit) { /* otherwise the one that closes the queue joins this thread */
+  if (!queue->quit) { /* else the thread that closes the queue joins this one */
     queue->started = false;
     cpu->left = pthread_self();
     cpu->has_left = true;
@@ -173,7 +173,7 @@ nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
       return nib_fail_late(stream->device->runtime, "stream");
     }
     int64_t left = nib_time_to_deadline(stream->device->runtime);
-    struct timespec until = time_after(left < 1000 ? left : 1000); /* one may be set meanwhile */
+    struct timespec until = time_after(left < 1000 ? left : 1000); /* a deadline may be set meanwhile */
     pthread_cond_timedwait(&cpu->progress, &cpu->lock, &until);
   }
   queue->tasks[queue->pushed % NIB_CPU_QUEUE_LENGTH] = *task;
@@ -183,7 +183,7 @@ nib_status nib_cpu_push(nib_stream *stream, const struct nib_cpu_task *task) {
   return NIB_OK;
 }
 
-/* Of a kernel that is running, what is left. */
+/* A running kernel stops at its next piece. */
 uint64_t nib_cpu_drop(nib_stream *stream, uint64_t after) {
   struct nib_cpu_queue *queue = stream->impl;
   uint64_t first = 0;
