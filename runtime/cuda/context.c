@@ -1,11 +1,11 @@
-/* The context of a GPU: making it current, and what its errors mean. */
+/* The context of a GPU: making it current, and its errors. */
 #include "device.h"
 
 static bool exchange_mode(struct nib_cuda *cuda) {
   return cuda->driver->ThreadExchangeStreamCaptureMode(&cuda->mode) == CUDA_SUCCESS;
 }
 
-/* Tried twice, because what frees or ends something cannot be called again. */
+/* Tries twice, since functions that free or end something are not called again. */
 bool nib_cuda_enter(nib_device *device) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_driver *driver = cuda->driver;

@@ -1,10 +1,10 @@
-/* Pinned host memory, and what the copy engines do: between the GPU and pinned memory, and between GPUs. */
+/* Pinned host memory, and copies by the copy engines: between a GPU and pinned memory, and between GPUs. */
 #include "device.h"
 
 /* ---- Pinned memory --------------------------------------------------------------------------------------------- */
 
-/* The driver waits for the whole GPU when it frees such memory. So blocks stay until the device closes or memory runs
- * out, and serve later requests of at least half their size. */
+/* The driver waits for the whole GPU when it frees pinned memory. So blocks are kept until the device closes or memory
+ * runs out, and reused for requests of at least half their size. */
 struct nib_cuda_pinned {
   struct nib_cuda_pinned *next;
   void *data;
@@ -12,7 +12,7 @@ struct nib_cuda_pinned {
   bool used;
 };
 
-/* Gives back the blocks that nobody uses; with `all` the others too. The context is current. */
+/* Frees the unused blocks; with `all` the others, too. The context is current. */
 static void trim(nib_device *device, bool all) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   for (struct nib_cuda_pinned **link = &cuda->pinned; *link;) {
@@ -69,7 +69,7 @@ void nib_cuda_pinned_close(nib_device *device) { trim(device, true); }
 
 /* ---- Transfers ------------------------------------------------------------------------------------------------- */
 
-/* Lets `peer` reach the pool's memory, so that copies need no detour. Where it cannot, the driver takes one. */
+/* Gives `peer` access to the pool's memory for direct copies. If that fails, the driver copies through host memory. */
 static void share_pool(struct nib_cuda *cuda, const struct nib_cuda *peer) {
   uint32_t bit = 1u << (peer->ordinal & 31);
   int can = 0;

@@ -34,7 +34,7 @@ static nib_status open_pool(nib_device *device) {
   CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                            .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal } };
   CUresult result = driver->MemPoolCreate(&cuda->pool, &props);
-  uint64_t keep = device->info.memory_bytes / 4; /* freed memory that stays with the pool */
+  uint64_t keep = device->info.memory_bytes / 4; /* freed memory that the pool keeps */
   int off = 0, on = 1;
   if (result == CUDA_SUCCESS)
     result = driver->MemPoolSetAttribute(cuda->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
@@ -55,7 +55,7 @@ static nib_status open_fault(nib_device *device) {
     cuda->driver->MemHostAlloc(&host, sizeof *device->fault, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuMemHostAlloc");
   memset(host, 0, sizeof *device->fault);
-  device->fault = host; /* with unified addressing the kernel's pointer is the same */
+  device->fault = host; /* kernels use the same address, with unified addressing */
   return nib_cuda_check(device, cuda->driver->MemHostGetDevicePointer(&pointer, host, 0), "cuMemHostGetDevicePointer");
 }
 
@@ -69,12 +69,12 @@ static nib_status open_internal_streams(nib_device *device) {
   return NIB_OK;
 }
 
-/* The parts of an open device, given back; works for one that opened half-way too. */
+/* Frees the parts of a device, also of one whose opening failed half-way. */
 static void release_parts(nib_device *device) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_driver *driver = cuda->driver;
   CUstream streams[] = { cuda->allocations, cuda->frees, cuda->copies };
-  /* Those of events and graphs that the host still holds, too: it can do no more than release them. */
+  /* Also of events and graphs that the host still holds; it can only release these. */
   while (cuda->graphs) nib_cuda_graph_destroy(device, cuda->graphs);
   nib_cuda_semaphores_close(device);
   while (cuda->points) {
@@ -100,7 +100,7 @@ static void release_parts(nib_device *device) {
   device->fault = NULL;
 }
 
-/* The primary context, or the host's. */
+/* Retains the primary context, or uses the host's. */
 static CUresult retain_context(struct nib_cuda *cuda) {
   cuda->context = cuda->host_context;
   return cuda->context ? CUDA_SUCCESS : cuda->driver->DevicePrimaryCtxRetain(&cuda->context, cuda->ordinal);
@@ -135,7 +135,7 @@ static nib_status use_context(nib_device *device, void *context) {
 
 static nib_status device_open(nib_device *device) {
   struct nib_cuda *cuda = nib_cuda_of(device);
-  if (cuda->context) return NIB_OK; /* open already, but for the default stream */
+  if (cuda->context) return NIB_OK; /* it is open already, but has no default stream */
   CUresult result = retain_context(cuda);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuDevicePrimaryCtxRetain");
   nib_status status =
@@ -162,8 +162,7 @@ static void device_close(nib_device *device) {
     release_context(cuda);
     nib_cuda_free_dropped(device);
   }
-  if (device ==
-      &device->runtime->devices[device->runtime->device_count - 1]) { /* the last one closes the driver for all */
+  if (device == &device->runtime->devices[device->runtime->device_count - 1]) { /* the last device closes the driver */
     nib_driver_close(cuda->driver);
     nib_free(device->runtime, cuda->driver, sizeof *cuda->driver);
   }
@@ -237,7 +236,7 @@ static const struct nib_backend backend = {
 
 /* ---- Finding GPUs ---------------------------------------------------------------------------------------------- */
 
-/* Adds a device entry. `reason` says why it is not available; NULL if it is. */
+/* Adds a device entry. `reason` is why it is not available, or NULL. */
 static struct nib_cuda *add_device(nib_runtime *rt, struct nib_driver *driver, int ordinal, const char *reason) {
   struct nib_cuda *cuda = nib_allocate_zero(rt, sizeof *cuda);
   if (!cuda) return NULL;

@@ -1,4 +1,4 @@
-/* The CUDA device: what its files share. */
+/* What the files of the CUDA device share. */
 #ifndef NIB_CUDA_DEVICE_H
 #define NIB_CUDA_DEVICE_H
 
@@ -6,10 +6,10 @@
 #include "../../kernels/cuda/launch.h"
 #include "driver.h"
 
-/* A point in a stream: an event of the driver, shared by a nib_event and the stream's list of points. */
+/* A point in a stream: an event of the driver, which a nib_event and the stream's list of points share. */
 struct nib_cuda_point {
   struct nib_cuda_point *next;  /* in the free list */
-  struct nib_cuda_point *older; /* all of the device */
+  struct nib_cuda_point *older; /* all points of the device */
   CUevent event;
   uint64_t ticket;
   int32_t references;
@@ -18,17 +18,17 @@ struct nib_cuda_point {
 #define NIB_CUDA_POINTS 32
 
 struct nib_cuda_stream {
-  CUstream handle;                                /* NULL: the host's again, only points tell of its work */
-  uint64_t completed;                             /* tickets up to here are known to be done */
-  struct nib_cuda_point *points[NIB_CUDA_POINTS]; /* a ring of the newest, ascending tickets */
+  CUstream handle;                                /* NULL: given back to the host; points still tell of its work */
+  uint64_t completed;                             /* tickets up to this one are known to be done */
+  struct nib_cuda_point *points[NIB_CUDA_POINTS]; /* a ring of the newest points, in ascending order of tickets */
   uint32_t first, count;
   struct nib_cuda_call *calls; /* newest first */
-  nib_status error;            /* of the first host function that failed since the last wait; atomic */
+  nib_status error;            /* atomic; of the first host function that failed since the last wait */
 };
 
-/* What a plan is on this device. */
+/* The device's data of a plan. */
 struct nib_cuda_graph {
-  struct nib_cuda_graph *next, *previous; /* all of the device */
+  struct nib_cuda_graph *next, *previous; /* all graphs of the device */
   CUgraph graph;
   CUgraphExec exec;
 };
@@ -36,8 +36,8 @@ struct nib_cuda_graph {
 struct nib_cuda {
   struct nib_driver *driver;
   CUdevice ordinal;
-  int32_t compute_capability;      /* 90: 9.0 */
-  CUcontext context, host_context; /* the one in use; the one that the host gave for it, or NULL */
+  int32_t compute_capability;      /* 90 is 9.0 */
+  CUcontext context, host_context; /* in use; given by the host, or NULL */
   CUmemoryPool pool;
   CUstream allocations, frees, copies;
   CUmodule modules[NIB_KERNEL_COUNT]; /* one for each file of kernels/cuda */
@@ -45,12 +45,12 @@ struct nib_cuda {
   struct nib_cuda_point *free_points, *points;
   struct nib_cuda_graph *graphs;
   struct nib_cuda_semaphore *semaphores;
-  struct nib_cuda_call *dropped;  /* host functions that a lost context never came to */
+  struct nib_cuda_call *dropped;  /* host functions that were not called because the context was lost */
   struct nib_cuda_pinned *pinned; /* all blocks of host memory */
-  uint32_t peers;                 /* a bit for each GPU that was asked for access to the pool */
+  uint32_t peers;                 /* a bit for each GPU that share_pool was called for */
   int32_t entered;                /* nested nib_cuda_enter */
-  CUstreamCaptureMode mode;       /* of the caller's thread, meanwhile */
-  bool lost;                      /* the context met a fault that only a new process gets rid of */
+  CUstreamCaptureMode mode;       /* of the caller's thread, to restore it */
+  bool lost;                      /* the context had a fatal error; only a new process gets a new one */
   char description[96], reason[192];
   char name[16];
 };
@@ -60,12 +60,13 @@ extern const struct nib_cuda_kernel *const nib_cuda_kernels[NIB_KERNEL_COUNT]; /
 static inline struct nib_cuda *nib_cuda_of(const nib_device *device) { return device->impl; }
 
 /* ---- context.c ---- */
-/* Makes the device's context current and the caller's again. In between, this thread may also call what the driver
- * refuses beside a capture of the same thread (another device's, another runtime's, the host's): our own captures the
- * runtime looks after. */
+/* Make the device's context current, and the caller's again. In between, the thread is in relaxed capture mode, so that
+ * a capture of another device, runtime or the host on this thread does not make the driver refuse calls. For a capture
+ * of this device the runtime itself avoids such calls. */
 bool nib_cuda_enter(nib_device *device);
 void nib_cuda_leave(nib_device *device);
-/* The driver's result as a status; a fault of the context is remembered. `what` names the call. */
+/* Converts the driver's result to a status and sets the message. Notes a lost context. `what` is the name of the call.
+ */
 nib_status nib_cuda_check(nib_device *device, CUresult result, const char *what);
 nib_status nib_cuda_lost(nib_device *device);
 
@@ -81,7 +82,7 @@ nib_status nib_cuda_stream_wrap(nib_stream *stream, void *handle);
 void nib_cuda_stream_unwrap(nib_stream *stream);
 void *nib_cuda_stream_handle(const nib_stream *stream);
 void nib_cuda_stream_close(nib_stream *stream);
-void nib_cuda_free_dropped(nib_device *device); /* the context is gone */
+void nib_cuda_free_dropped(nib_device *device); /* call it after the context is destroyed */
 nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work);
 nib_status nib_cuda_call(nib_stream *stream, nib_status (*function)(void *user), void *user);
 nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event);
@@ -91,7 +92,7 @@ void nib_cuda_event_destroy(nib_event *event);
 bool nib_cuda_reached(nib_stream *stream, uint64_t ticket);
 nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us);
 nib_status nib_cuda_take_error(nib_stream *stream);
-/* Later work of `follower`, a stream of `device`, comes after the stream's up to the ticket. */
+/* Makes later work of `follower`, a stream of `device`, wait for the work of `stream` up to the ticket. */
 nib_status nib_cuda_follow(nib_device *device, CUstream follower, nib_stream *stream, uint64_t ticket);
 nib_status nib_cuda_follow_stream(nib_stream *stream, nib_stream *other, uint64_t ticket);
 
@@ -132,7 +133,7 @@ nib_status nib_cuda_function_find(nib_device *device, void *module, const char *
                                   nib_kernel_attributes *attributes, struct nib_params_layout *layout);
 
 /* ---- images.c ---- */
-/* The headers that a user's source can include, for NVRTC. */
+/* The headers that user kernels can include, for NVRTC. */
 extern const int nib_cuda_header_count;
 extern const char *const nib_cuda_header_names[], *const nib_cuda_header_texts[];
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define OLDEST_DRIVER 12000 /* the first with every entry point above */
+#define OLDEST_DRIVER 12000 /* the first that has all these entry points */
 
 static void *find(void *get_proc_address, const char *name, int version) {
   CUdriverProcAddressQueryResult result;
@@ -55,6 +55,6 @@ bool nib_driver_open(struct nib_driver *driver, char *reason, size_t size) {
 }
 
 void nib_driver_close(struct nib_driver *driver) {
-  /* The library stays loaded: the driver keeps threads and exit handlers of its own. */
+  /* Do not unload the library, since the driver has threads and exit handlers. */
   driver->library = NULL;
 }

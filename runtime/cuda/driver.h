@@ -1,6 +1,6 @@
-/* The CUDA driver, found at run time: libcuda.so.1 by dlopen, every entry point through cuGetProcAddress with the
- * version of its signature, so that a newer driver never hands out a function of another shape. cuda.h is needed at
- * build time alone. */
+/* The CUDA driver, loaded at run time: libcuda.so.1 by dlopen, and every entry point through cuGetProcAddress with the
+ * version of its signature, so that a newer driver never returns a function with another one. cuda.h is needed only at
+ * build time. */
 #ifndef NIB_CUDA_DRIVER_H
 #define NIB_CUDA_DRIVER_H
 
@@ -88,7 +88,7 @@
   X(GraphDebugDotPrint, 11030)              \
   X(GraphDestroy, 10000)
 
-/* What can be done without: NULL where the driver is too old. */
+/* Optional entry points: NULL if the driver is too old. */
 #define NIB_DRIVER_OPTIONAL_LIST(X) X(FuncGetParamInfo, 12040)
 
 struct nib_driver {
@@ -97,10 +97,10 @@ struct nib_driver {
   NIB_DRIVER_OPTIONAL_LIST(X)
 #undef X
   void *library;
-  int version; /* 13000 is CUDA 13.0 */
+  int version; /* 13000 for CUDA 13.0 */
 };
 
-/* Fills the table and initialises the driver. false: `reason` says in words why there is none. */
+/* Fills the table and initializes the driver. If it returns false, `reason` is the reason in words. */
 bool nib_driver_open(struct nib_driver *driver, char *reason, size_t size);
 void nib_driver_close(struct nib_driver *driver);
 

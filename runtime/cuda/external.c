@@ -1,5 +1,5 @@
-/* Memory and timeline semaphores that the GPU shares with other APIs and processes, by file descriptors; memory and
- * streams of the host's. */
+/* Memory and timeline semaphores that are shared with other APIs and processes by file descriptors; memory and streams
+ * of the host. */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ nib_status nib_cuda_memory_check(nib_device *device, const char *operation, cons
 
 static nib_status lead(nib_device *device, intptr_t consumer, const struct nib_uses *uses) {
   struct nib_cuda *cuda = nib_cuda_of(device);
-  CUstream stream = (CUstream)consumer; /* the default streams have the driver's own numbers */
+  CUstream stream = (CUstream)consumer; /* DLPack's numbers of the default streams are the driver's handles */
   CUcontext context;
   CUresult result = consumer <= 0 ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
   if (consumer > 2) result = cuda->driver->StreamGetCtx(stream, &context);
@@ -50,8 +50,8 @@ static nib_status lead(nib_device *device, intptr_t consumer, const struct nib_u
   for (int32_t i = 0; i < uses->count; i++) {
     const struct nib_use *use = &uses->items[i];
     uint64_t ticket = nib_use_ticket(use, false);
-    bool captures =
-      use->stream->capture && !nib_cuda_reached(use->stream, ticket); /* another GPU's, which an event would break */
+    bool captures = use->stream->capture &&
+                    !nib_cuda_reached(use->stream, ticket); /* another GPU's capture, which an event would invalidate */
     nib_status status = captures ? nib_check_not_capturing(use->stream->device, "to_dlpack")
                                  : nib_cuda_follow(device, stream, use->stream, ticket);
     if (status != NIB_OK) return status;
@@ -70,13 +70,13 @@ nib_status nib_cuda_lead_consumer(nib_device *device, intptr_t consumer, const s
 /* ---- Memory by file descriptor --------------------------------------------------------------------------------- */
 
 struct nib_cuda_shared {
-  CUexternalMemory external; /* of another API; NULL: of the driver's own */
+  CUexternalMemory external; /* of another API; NULL for memory of the driver */
   CUmemGenericAllocationHandle allocation;
   CUdeviceptr address;
   size_t bytes;
 };
 
-/* What the driver may take for its own: the caller's stays the caller's, however far an import comes. */
+/* Copies the file descriptor. An import takes the copy, so that the caller's stays open whether it fails or not. */
 static nib_status copy_fd(nib_runtime *rt, const char *operation, int fd, int *copy) {
   *copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (*copy >= 0) return NIB_OK;
@@ -101,7 +101,7 @@ static CUresult import_external(struct nib_cuda *cuda, const nib_import_desc *de
   return result;
 }
 
-/* Makes an address of an allocation, which goes when that fails. */
+/* Maps an allocation to an address. Frees the allocation if that fails. */
 static CUresult map(struct nib_cuda *cuda, struct nib_cuda_shared *shared) {
   struct nib_driver *driver = cuda->driver;
   CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
@@ -146,7 +146,7 @@ static CUresult import_exported(struct nib_cuda *cuda, const nib_import_desc *de
   return result == CUDA_SUCCESS ? map(cuda, shared) : result;
 }
 
-/* desc NULL: fresh memory. */
+/* Imports memory or, if desc is NULL, allocates it. */
 static nib_status make_shared(nib_device *device, const nib_import_desc *desc, size_t bytes, void **data, void **out) {
   nib_runtime *rt = device->runtime;
   struct nib_cuda *cuda = nib_cuda_of(device);
@@ -223,7 +223,7 @@ void nib_cuda_shared_free(nib_device *device, void *memory) {
 /* ---- Semaphores ------------------------------------------------------------------------------------------------ */
 
 struct nib_cuda_semaphore {
-  struct nib_cuda_semaphore *next, *previous; /* all of the device */
+  struct nib_cuda_semaphore *next, *previous; /* all semaphores of the device */
   CUexternalSemaphore handle;
 };
 

@@ -1,4 +1,4 @@
-/* Capture and graphs of the CUDA device: the driver's own. */
+/* Captures and graphs of the CUDA device, which are the driver's. */
 #define _GNU_SOURCE /* memfd_create */
 #include <stdio.h>
 #include <string.h>
@@ -44,7 +44,7 @@ nib_status nib_cuda_capture_end(nib_stream *stream, struct nib_plan *plan) {
     cuda->driver->GraphDestroy(graph);
   }
   nib_cuda_leave(device);
-  if (!plan) return NIB_OK; /* given up: the driver may well call it invalid */
+  if (!plan) return NIB_OK; /* the capture was aborted; the driver may have invalidated it */
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuStreamEndCapture");
   return own ? NIB_OK : nib_fail_memory(rt, "graph", sizeof *own);
 }
@@ -56,12 +56,12 @@ nib_status nib_cuda_plan_prepare(nib_device *device, struct nib_plan *plan, stru
   CUgraphExecUpdateResultInfo info;
   CUresult result = CUDA_SUCCESS;
   if (old && old->exec && cuda->driver->GraphExecUpdate(old->exec, own->graph, &info) == CUDA_SUCCESS) {
-    own->exec = old->exec; /* queued replays keep what they were launched with */
+    own->exec = old->exec; /* queued replays are not affected by the update */
     old->exec = NULL;
   } else {
     result = cuda->driver->GraphInstantiateWithFlags(&own->exec, own->graph, 0);
   }
-  /* Saves the first launch some time; nothing rests on it. */
+  /* Makes the first launch faster. A failure does not matter. */
   if (result == CUDA_SUCCESS) cuda->driver->GraphUpload(own->exec, cuda->copies);
   nib_cuda_leave(device);
   return nib_cuda_check(device, result, "cuGraphInstantiateWithFlags");
@@ -78,7 +78,7 @@ nib_status nib_cuda_plan_launch(nib_stream *stream, struct nib_plan *plan) {
   return nib_cuda_check(device, result, "cuGraphLaunch");
 }
 
-/* The driver prints into a file with a name: one in memory. */
+/* The driver writes to a file by name, so give it a file in memory. */
 nib_status nib_cuda_plan_dot(struct nib_plan *plan, char *text, size_t size, size_t *needed) {
   nib_device *device = plan->deferred.device;
   struct nib_cuda *cuda = nib_cuda_of(device);

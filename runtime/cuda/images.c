@@ -1,4 +1,4 @@
-/* The compiled kernels, and the headers that users' kernels may include. */
+/* The compiled kernels, and the headers that user kernels can include. */
 #include "device.h"
 
 #define X(symbol, name) extern const struct nib_cuda_kernel nib_cuda_##name;
@@ -21,7 +21,7 @@ const struct nib_cuda_kernel *const nib_cuda_kernels[NIB_KERNEL_COUNT] = {
 #include "elementary.h.inc"
 #include "random.h.inc"
 
-/* What our headers need of the C library, which NVRTC does not come with. */
+/* The parts of C headers that ours need. NVRTC has no C library. */
 static const char stdint_text[] =
   "typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t; typedef unsigned short uint16_t;\n"
   "typedef int int32_t; typedef unsigned int uint32_t; typedef long long int64_t; typedef unsigned long long "

@@ -1,9 +1,9 @@
-/* Memory of a GPU, and copies between it and the host. */
+/* Memory of a GPU, and copies between a GPU and the host. */
 #include "device.h"
 
-/* Blocks come from a pool that may only hand out what is free already: the stream of allocations never waits for work,
- * so that new memory can be used on every stream at once. What nobody uses any more is freed on that stream too, which
- * hands it out again without asking what is free; the rest on a stream of its own, behind all streams that use it. */
+/* Memory comes from the driver's stream-ordered pool. Allocations are made on a stream that never waits for work, so
+ * that every stream can use new memory at once. Memory that no work uses is freed on the same stream, whose later
+ * allocations then reuse it. Other memory is freed on a second stream, which waits for all streams that use it. */
 nib_status nib_cuda_memory_allocate(nib_device *device, size_t bytes, void **out) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_driver *driver = cuda->driver;
@@ -35,7 +35,7 @@ bool nib_cuda_memory_free(nib_device *device, void *data, size_t bytes, struct n
   if (cuda->lost) return true;
   if (!nib_cuda_enter(device)) return false;
   for (int32_t i = 0; i < uses->count; i++) {
-    struct nib_use *use = &uses->items[i]; /* in streams of this GPU and, for copies, of others */
+    struct nib_use *use = &uses->items[i]; /* of streams of this GPU and, for copies, of others */
     uint64_t ticket = nib_use_ticket(use, false);
     if (nib_cuda_reached(use->stream, ticket)) continue;
     stream = cuda->frees;
@@ -46,7 +46,7 @@ bool nib_cuda_memory_free(nib_device *device, void *data, size_t bytes, struct n
   return true;
 }
 
-/* Tried twice: a copy that is still under way must not outlive the memory of either side. */
+/* Tries twice, since a copy must be done before the memory of either side is freed. */
 static CUresult finish_copies(struct nib_cuda *cuda) {
   CUresult result = cuda->driver->StreamSynchronize(cuda->copies);
   return result == CUDA_SUCCESS ? result : cuda->driver->StreamSynchronize(cuda->copies);
@@ -56,8 +56,8 @@ nib_status nib_cuda_upload(nib_device *device, void *destination, const void *so
   struct nib_cuda *cuda = nib_cuda_of(device);
   if (cuda->lost) return nib_cuda_lost(device);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
-  /* The destination is fresh memory, so that no order has to be kept. The copy is done on return, for pageable memory
-   * and for memory that the host has pinned. */
+  /* No work uses the destination yet, so no order is needed. The copy is done on return, also if the host has pinned
+   * the source. */
   CUresult result = cuda->driver->MemcpyHtoDAsync((CUdeviceptr)(uintptr_t)destination, source, bytes, cuda->copies);
   if (result == CUDA_SUCCESS) result = finish_copies(cuda);
   nib_cuda_leave(device);

@@ -50,8 +50,8 @@ static struct nib_cuda_point *point_create(nib_device *device) {
   return point;
 }
 
-/* Takes what is known to be done off the ring: the stream's points complete in order. An error of the driver tells
- * nothing about the work. */
+/* Removes points that are done from the ring; they complete in order. An error of the driver says nothing about them.
+ */
 static CUresult poll_points(nib_stream *stream) {
   struct nib_cuda_stream *own = stream_of(stream);
   struct nib_cuda *cuda = nib_cuda_of(stream->device);
@@ -67,13 +67,13 @@ static CUresult poll_points(nib_stream *stream) {
   return CUDA_SUCCESS;
 }
 
-/* A point behind the stream's work so far; the ring keeps it, the caller may retain it. NULL: no event, the message is
- * set. The context is current. */
+/* Records a point after the stream's work so far. The ring keeps it; the caller may retain it. Returns NULL and sets
+ * the message if there is no event. The context is current. */
 static struct nib_cuda_point *point_record(nib_stream *stream, uint64_t ticket) {
   struct nib_cuda_stream *own = stream_of(stream);
   struct nib_cuda *cuda = nib_cuda_of(stream->device);
   if (own->count == NIB_CUDA_POINTS) poll_points(stream);
-  if (own->count == NIB_CUDA_POINTS) { /* the oldest is forgotten; a later one tells as much, only later */
+  if (own->count == NIB_CUDA_POINTS) { /* drop the oldest point; a later one covers its ticket, too */
     point_release(stream->device, own->points[own->first]);
     own->first = (own->first + 1) % NIB_CUDA_POINTS;
     own->count--;
@@ -103,7 +103,7 @@ nib_status nib_cuda_stream_open(nib_stream *stream) {
     nib_free(device->runtime, own, sizeof *own);
     return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   }
-  /* Never the legacy stream, nor one that waits for it. */
+  /* A non-blocking stream, which does not synchronize with the legacy stream. */
   CUresult result = cuda->driver->StreamCreateWithPriority(&own->handle, CU_STREAM_NON_BLOCKING, stream->priority);
   nib_cuda_leave(device);
   if (result != CUDA_SUCCESS) {
@@ -116,7 +116,7 @@ nib_status nib_cuda_stream_open(nib_stream *stream) {
 
 void *nib_cuda_stream_handle(const nib_stream *stream) { return stream->impl ? stream_of(stream)->handle : NULL; }
 
-/* What the driver says about a handle of the host's. */
+/* Checks a handle of the host with the driver. */
 static nib_status check_handle(nib_device *device, CUstream handle) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   CUcontext context = NULL;
@@ -160,7 +160,7 @@ nib_status nib_cuda_stream_wrap(nib_stream *stream, void *handle) {
 void nib_cuda_stream_unwrap(nib_stream *stream) {
   struct nib_cuda *cuda = nib_cuda_of(stream->device);
   struct nib_cuda_stream *own = stream_of(stream);
-  bool behind = false; /* whether a point will tell when all is done */
+  bool behind = false; /* whether there is a point after all work */
   if (own->completed < stream->submitted && !cuda->lost && nib_cuda_enter(stream->device)) {
     behind = point_record(stream, stream->submitted) != NULL;
     if (!behind) cuda->driver->StreamSynchronize(own->handle);
@@ -170,8 +170,9 @@ void nib_cuda_stream_unwrap(nib_stream *stream) {
   own->handle = NULL;
 }
 
-/* At the end of its stream. After a loss of the context a function may still run, on whose return the caller waits; one
- * that did not begin is not called any more, but as long as the driver has the pointer to it, that memory stays. */
+/* Whether a call has ended, when its stream is closed. After the context was lost, a function may still run, and the
+ * caller waits for it. One that did not begin must not be called any more, but its memory is kept as long as the driver
+ * has the pointer. */
 static bool call_ended(struct nib_cuda_call *call) {
   enum nib_cuda_call_state queued = CALL_QUEUED;
   if (__atomic_compare_exchange_n(&call->state, &queued, CALL_DROPPED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
@@ -216,8 +217,8 @@ void nib_cuda_free_dropped(nib_device *device) {
   }
 }
 
-/* What a function may have without being asked is 48 KiB less its static shared memory. Other handles of the function
- * may have asked for more: it is never lowered, for the sake of their graphs. */
+/* Raises the function's limit of dynamic shared memory, if needed; by default it is 48 KiB minus the static shared
+ * memory. Never lowers it, since graphs with other handles of the function may need the higher limit. */
 static nib_status allow_shared(nib_device *device, const struct nib_work *work) {
   struct nib_driver *driver = nib_cuda_of(device)->driver;
   const CUfunction_attribute attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -266,7 +267,7 @@ nib_status nib_cuda_launch(nib_stream *stream, const struct nib_work *work) {
 
 /* ---- Host functions -------------------------------------------------------------------------------------------- */
 
-/* On a thread of the driver. */
+/* Called on a thread of the driver. */
 static void run_call(void *argument) {
   struct nib_cuda_call *call = argument;
   enum nib_cuda_call_state queued = CALL_QUEUED;
@@ -278,7 +279,8 @@ static void run_call(void *argument) {
   __atomic_store_n(&call->state, CALL_DONE, __ATOMIC_RELEASE);
 }
 
-/* Calls are done in order, so that all behind the newest one that is done are done. */
+/* Frees the calls that are done. They end in order, so in the list all calls after the first one that is done are done,
+ * too. */
 static void free_calls(nib_device *device, struct nib_cuda_call **calls) {
   while (*calls && __atomic_load_n(&(*calls)->state, __ATOMIC_ACQUIRE) != CALL_DONE) calls = &(*calls)->next;
   while (*calls) {
@@ -324,7 +326,7 @@ bool nib_cuda_reached(nib_stream *stream, uint64_t ticket) {
   struct nib_cuda *cuda = nib_cuda_of(device);
   struct nib_cuda_stream *own = stream_of(stream);
   if (!own || cuda->lost || ticket <= own->completed) return true;
-  if (device->capture || !nib_cuda_enter(device)) return false; /* a query would break the capture */
+  if (device->capture || !nib_cuda_enter(device)) return false; /* a query would invalidate the capture */
   CUresult result = poll_points(stream);
   if (result == CUDA_SUCCESS && ticket > own->completed && own->handle) {
     result = cuda->driver->StreamQuery(own->handle);
@@ -343,25 +345,24 @@ nib_status nib_cuda_wait(nib_stream *stream, uint64_t ticket, int64_t timeout_us
   if (cuda->lost) return nib_cuda_lost(device);
   if (timeout_us == 0) return NIB_TIMEOUT;
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
-  bool behind = false; /* whether some point tells when the ticket is done */
+  bool behind = false; /* whether there is a point at or after the ticket */
   for (uint32_t i = 0; i < own->count; i++) behind |= own->points[(own->first + i) % NIB_CUDA_POINTS]->ticket >= ticket;
   if (!behind) behind = point_record(stream, stream->submitted) != NULL;
   int64_t start = nib_now_us(), spent = 0;
   CUresult result = CUDA_SUCCESS;
   while (own->completed < ticket && (timeout_us == NIB_UNLIMITED || spent < timeout_us)) {
     result = poll_points(stream);
-    if (result == CUDA_SUCCESS && !behind) { /* no event to be had: all of the stream's work has to be done */
+    if (result == CUDA_SUCCESS && !behind) { /* there is no event, so wait for all of the stream's work */
       result = cuda->driver->StreamQuery(own->handle);
       if (result == CUDA_SUCCESS) own->completed = stream->submitted;
       if (result == CUDA_ERROR_NOT_READY) result = CUDA_SUCCESS;
     }
     if (own->completed >= ticket || result != CUDA_SUCCESS) break;
     spent = nib_now_us() - start;
-    /* Spin while a kernel may be about to end, then leave the processor to others. */
+    /* Spin at first, for short kernels; then sleep. */
     if (spent > 100) nanosleep(&(struct timespec){ .tv_nsec = spent < 2000 ? 10000 : 100000 }, NULL);
   }
-  if (result == CUDA_SUCCESS && own->handle)
-    result = cuda->driver->StreamQuery(own->handle); /* a lost context shows here at the latest */
+  if (result == CUDA_SUCCESS && own->handle) result = cuda->driver->StreamQuery(own->handle); /* finds a lost context */
   nib_cuda_leave(device);
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) return nib_cuda_check(device, result, "cuStreamQuery");
   return own->completed >= ticket ? NIB_OK : NIB_TIMEOUT;
@@ -375,7 +376,7 @@ nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event) {
   if (cuda->lost) return nib_cuda_lost(device);
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
   struct nib_cuda_point *point;
-  if (stream->capture) { /* of the graph: it never completes, so that it is no point of the stream */
+  if (stream->capture) { /* an event of the capture never completes, so it is no point */
     point = point_create(device);
     CUresult result = point ? cuda->driver->EventRecord(point->event, stream_of(stream)->handle) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS) {
@@ -395,7 +396,7 @@ nib_status nib_cuda_event_record(nib_stream *stream, nib_event *event) {
 nib_status nib_cuda_event_wait(nib_stream *stream, nib_event *event) {
   nib_device *device = stream->device;
   struct nib_cuda *cuda = nib_cuda_of(device);
-  struct nib_cuda_point *point = event->impl; /* maybe another GPU's */
+  struct nib_cuda_point *point = event->impl; /* it may belong to another GPU */
   if (cuda->lost) return nib_cuda_lost(device);
   if (nib_cuda_of(nib_event_device(event))->lost) return nib_cuda_lost(nib_event_device(event));
   if (!nib_cuda_enter(device)) return nib_cuda_check(device, CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent");
@@ -404,14 +405,15 @@ nib_status nib_cuda_event_wait(nib_stream *stream, nib_event *event) {
   return nib_cuda_check(device, result, "cuStreamWaitEvent");
 }
 
-/* A point of the stream's at or behind the ticket, made if there is none. */
+/* A point of the stream at or after the ticket; records one if there is none. */
 static struct nib_cuda_point *point_behind(nib_stream *stream, uint64_t ticket) {
   struct nib_cuda_stream *own = stream_of(stream);
   for (uint32_t i = 0; i < own->count; i++) {
     struct nib_cuda_point *point = own->points[(own->first + i) % NIB_CUDA_POINTS];
     if (point->ticket >= ticket) return point;
   }
-  if (!own->handle || !nib_cuda_enter(stream->device)) return NULL; /* events belong to the stream's context */
+  if (!own->handle || !nib_cuda_enter(stream->device))
+    return NULL; /* an event must be created in the stream's context */
   struct nib_cuda_point *point = point_record(stream, stream->submitted);
   nib_cuda_leave(stream->device);
   return point;
@@ -427,7 +429,7 @@ nib_status nib_cuda_follow(nib_device *device, CUstream follower, nib_stream *st
   struct nib_cuda_point *point = point_behind(stream, ticket);
   CUresult result = point ? cuda->driver->StreamWaitEvent(follower, point->event, 0) : CUDA_ERROR_OUT_OF_MEMORY;
   bool early = result != CUDA_SUCCESS && own->handle;
-  if (early) result = cuda->driver->StreamSynchronize(own->handle); /* no event to be had: wait here */
+  if (early) result = cuda->driver->StreamSynchronize(own->handle); /* there is no event, so wait here */
   nib_cuda_leave(device);
   return nib_cuda_check(early ? stream->device : device, result, early ? "cuStreamSynchronize" : "cuStreamWaitEvent");
 }

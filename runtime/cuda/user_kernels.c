@@ -1,4 +1,4 @@
-/* Kernels of the user's own on the CUDA device: modules by the driver, sources by NVRTC. */
+/* User kernels on the CUDA device: the driver loads modules, NVRTC compiles sources. */
 #include <dlfcn.h>
 #include <nvrtc.h>
 #include <stdio.h>
@@ -12,12 +12,12 @@ static uint64_t number_at(const unsigned char *image, size_t at, int bytes) {
   return number;
 }
 
-/* Whether `count` items of `size` bytes from `at` on lie inside. */
+/* Whether `count` items of `size` bytes at offset `at` are inside the image. */
 static bool inside(uint64_t at, uint64_t count, uint64_t size, size_t bytes) {
   return at <= bytes && (count == 0 || size <= (bytes - at) / count);
 }
 
-/* Whether a cubin's tables and sections are all there. */
+/* Whether the image has all tables and sections of the cubin. */
 static bool is_whole_elf(const unsigned char *image, size_t bytes) {
   enum { HEADER = 64, SECTION = 64, SEGMENT = 56, NO_BITS = 8 };
   if (bytes < HEADER || image[4] != 2 /* 64 bits */) return false;
@@ -36,13 +36,13 @@ static bool is_whole_elf(const unsigned char *image, size_t bytes) {
   return true;
 }
 
-/* The driver is told no length: it believes what the image says about itself, and follows it anywhere. */
+/* Whether the image is complete. The driver gets no length and trusts the offsets in the image, so check them first. */
 static bool is_code(const unsigned char *image, size_t bytes) {
   enum { FATBIN_HEADER = 16 };
   if (bytes >= 4 && memcmp(image, "\177ELF", 4) == 0) return is_whole_elf(image, bytes);
   if (bytes >= FATBIN_HEADER && memcmp(image, "\x50\xED\x55\xBA", 4) == 0)
     return number_at(image, 6, 2) >= FATBIN_HEADER && inside(number_at(image, 6, 2), 1, number_at(image, 8, 8), bytes);
-  size_t length = strlen((const char *)image); /* zeros behind the text are no matter */
+  size_t length = strlen((const char *)image); /* zeros after the text are allowed */
   for (size_t i = length; i < bytes; i++)
     if (image[i] != 0) return false;
   return strstr((const char *)image, ".version") != NULL;
@@ -97,8 +97,7 @@ nib_status nib_cuda_function_find(nib_device *device, void *module, const char *
   };
   for (size_t i = 0; result == CUDA_SUCCESS && i < sizeof list / sizeof *list; i++)
     result = driver->FuncGetAttribute(list[i].value, list[i].attribute, found);
-  /* The driver tells the number of parameters in one way alone: it calls the first that is not there an invalid
-   * value. */
+  /* The driver does not return the number of parameters. Ask for one after the other until it returns an error. */
   layout->count = driver->FuncGetParamInfo ? 0 : -1;
   size_t offset, size;
   while (result == CUDA_SUCCESS && layout->count >= 0 && layout->count <= NIB_MAX_ARGUMENTS) {
@@ -164,7 +163,7 @@ static nib_status open_nvrtc(nib_runtime *rt, struct nvrtc *nvrtc) {
   return NIB_OK;
 }
 
-/* The compiler's log into the message, from its first line on. */
+/* Sets the message to the compiler's log. */
 static nib_status fail_with_log(nib_runtime *rt, const struct nvrtc *nvrtc, nvrtcProgram program, nvrtcResult result) {
   size_t size = 0;
   char *log = nvrtc->log_size(program, &size) == NVRTC_SUCCESS && size > 1 ? nib_allocate_zero(rt, size + 1) : NULL;
