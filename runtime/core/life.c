@@ -33,7 +33,7 @@ nib_status nib_enter(nib_runtime *rt) {
   if (rt->closed) return nib_fail(rt, NIB_CLOSED, "runtime: the runtime is closed");
   if (nib_is_forked(rt))
     return nib_fail(rt, NIB_FORKED,
-                    "runtime: created in process %d, it cannot be used in process %d after fork; create another one",
+                    "runtime: it was created in process %d and cannot be used in its child %d after fork",
                     (int)rt->process, (int)getpid());
   if (rt->observe) rt->entered_ns = nib_now_ns();
   return NIB_OK;

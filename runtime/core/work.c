@@ -5,7 +5,7 @@ nib_status nib_check_writable(const char *operation, const char *parameter, cons
   if (!tensor->storage->read_only) return NIB_OK;
   char text[NIB_DESCRIPTION];
   return nib_fail(nib_tensor_runtime(tensor), NIB_INVALID,
-                  "%s: %s: expected a writable tensor, got %s in read-only memory of another library", operation,
+                  "%s: %s: expected a writable tensor, got %s in read-only memory", operation,
                   parameter ? parameter : "args", nib_describe(tensor, text, sizeof text));
 }
 

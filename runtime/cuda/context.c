@@ -40,7 +40,7 @@ nib_status nib_cuda_lost(nib_device *device) {
 static bool is_fatal(CUresult result) {
   switch ((int)result) {
   case 226: /* CUDA_ERROR_CONTAINED, which older headers lack */
-  case 721: /* CUDA_ERROR_TENSOR_MEMORY_LEAK, likewise */
+  case 721: /* CUDA_ERROR_TENSOR_MEMORY_LEAK, which they lack, too */
   case CUDA_ERROR_NVLINK_UNCORRECTABLE:
   case CUDA_ERROR_MPS_CLIENT_TERMINATED:
   case CUDA_ERROR_EXTERNAL_DEVICE:

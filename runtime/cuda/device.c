@@ -281,7 +281,7 @@ static bool describe(nib_runtime *rt, struct nib_driver *driver, int ordinal) {
   const char *text = "unknown error";
   if (result != CUDA_SUCCESS) {
     driver->GetErrorString(result, &text);
-    snprintf(cuda->reason, sizeof cuda->reason, "the driver does not describe this GPU: %s", text);
+    snprintf(cuda->reason, sizeof cuda->reason, "the NVIDIA driver gives no information about this GPU: %s", text);
   } else if (major < 8) {
     snprintf(cuda->reason, sizeof cuda->reason, "expected compute capability 8.0 or later, got %d.%d (%.60s)", major,
              minor, cuda->description);
@@ -307,7 +307,7 @@ nib_status nib_cuda_probe(nib_runtime *rt) {
         if (!describe(rt, driver, i)) break;
       if (rt->device_count > 1) return NIB_OK;
     } else {
-      snprintf(reason, sizeof reason, "the NVIDIA driver shows no GPU");
+      snprintf(reason, sizeof reason, "the NVIDIA driver finds no GPU");
     }
   }
   if (count > 0 || !add_device(rt, driver, 0, reason)) {

@@ -28,7 +28,7 @@ bool nib_driver_open(struct nib_driver *driver, char *reason, size_t size) {
   void *get = dlsym(driver->library, "cuGetProcAddress_v2");
   CUresult told = get_version ? get_version(&driver->version) : CUDA_ERROR_NOT_FOUND;
   if (told != CUDA_SUCCESS)
-    return fail(driver, reason, size, "the NVIDIA driver does not tell its version (error %d)", (int)told * 1000);
+    return fail(driver, reason, size, "the NVIDIA driver does not return its version (error %d)", (int)told * 1000);
   if (!get || driver->version < OLDEST_DRIVER)
     return fail(driver, reason, size, "the NVIDIA driver is too old: expected CUDA 12.0 or later, got %d.%d",
                 driver->version);
@@ -42,12 +42,12 @@ bool nib_driver_open(struct nib_driver *driver, char *reason, size_t size) {
 #undef X
   CUresult result = driver->Init(0);
   if (result == CUDA_ERROR_NO_DEVICE)
-    return fail(driver, reason, size, "the NVIDIA driver (CUDA %d.%d) shows no GPU (is CUDA_VISIBLE_DEVICES set?)",
+    return fail(driver, reason, size, "the NVIDIA driver (CUDA %d.%d) finds no GPU (is CUDA_VISIBLE_DEVICES set?)",
                 driver->version);
   if (result != CUDA_SUCCESS) {
     const char *text = "unknown error";
     driver->GetErrorString(result, &text);
-    snprintf(reason, size, "the NVIDIA driver does not start: %s", text);
+    snprintf(reason, size, "the NVIDIA driver cannot be initialized: %s", text);
     nib_driver_close(driver);
     return false;
   }

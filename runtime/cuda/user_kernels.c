@@ -145,7 +145,7 @@ static nib_status open_nvrtc(nib_runtime *rt, struct nvrtc *nvrtc) {
     nvrtc->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
   if (!nvrtc->library)
     return nib_fail(rt, NIB_UNAVAILABLE,
-                    "compile: NVRTC is not on this machine (libnvrtc.so.13 not found; the CUDA Toolkit has it)");
+                    "compile: NVRTC is not installed (libnvrtc.so.13 not found; it is part of the CUDA Toolkit)");
   const struct {
     void *pointer;
     const char *name;

@@ -17,15 +17,15 @@ describe_cuda("without a usable GPU #quick", function()
     ["a driver that lacks a function"] = { "NIB_STANDIN_MISSING=cuGraphExecUpdate", "12.4", "lacks cuGraphExecUpdate",
       more = " NIB_STANDIN_VERSION=12040" },
     ["a driver that does not tell its version"] = { "NIB_STANDIN_FAIL=cuDriverGetVersion:1:999",
-      "does not tell its version (error 999)" },
+      "does not return its version (error 999)" },
     ["a driver that does not start"] = { "NIB_STANDIN_FAIL=cuInit:1:CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-      "does not start",
+      "cannot be initialized",
       "unsupported display driver / cuda driver combination" },
-    ["no GPU"] = { "NIB_STANDIN_DEVICES=0", "shows no GPU" },
+    ["no GPU"] = { "NIB_STANDIN_DEVICES=0", "finds no GPU" },
     ["a GPU count that fails"] = { "NIB_STANDIN_FAIL=cuDeviceGetCount:1:999", "GPU" },
-    ["no visible GPU"] = { "CUDA_VISIBLE_DEVICES=", "shows no GPU", "CUDA_VISIBLE_DEVICES" },
-    ["the GPU -1 visible"] = { "CUDA_VISIBLE_DEVICES=-1", "shows no GPU", "CUDA_VISIBLE_DEVICES" },
-    ["an unknown GPU visible"] = { "CUDA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-000000000000", "shows no GPU" },
+    ["no visible GPU"] = { "CUDA_VISIBLE_DEVICES=", "finds no GPU", "CUDA_VISIBLE_DEVICES" },
+    ["the GPU -1 visible"] = { "CUDA_VISIBLE_DEVICES=-1", "finds no GPU", "CUDA_VISIBLE_DEVICES" },
+    ["an unknown GPU visible"] = { "CUDA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-000000000000", "finds no GPU" },
     ["a GPU that is too old"] = { "NIB_STANDIN_COMPUTE=7.5", "expected compute capability 8.0 or later", "got 7.5" },
     ["a GPU without memory pools"] = { "NIB_STANDIN_POOLS=0", "memory pools" },
     ["a GPU that is not described"] = { "NIB_STANDIN_FAIL=cuDeviceGetName:1:999", "unknown error" },
@@ -59,9 +59,9 @@ describe_cuda("without a usable GPU #quick", function()
     assert_well(run([[
       local nibble = require("nibble")
       local device, reason = nibble.device()
-      assert(device == nil and reason:find("shows no GPU", 1, true), reason)
+      assert(device == nil and reason:find("finds no GPU", 1, true), reason)
       local ok, message = pcall(nibble.zeros, 3)
-      assert(not ok and message:find("shows no GPU", 1, true), message)
+      assert(not ok and message:find("finds no GPU", 1, true), message)
     ]], "NIB_STANDIN_DEVICES=0 NIBBLE_DEVICE=cuda:0"))
   end)
 end)
