@@ -1,4 +1,4 @@
-/* Text from elsewhere (names, paths, messages, what scripts print) for a terminal; show.visible is the same in Lua. */
+/* Makes untrusted text safe for a terminal: names, paths, messages, output of scripts. show.visible does so in Lua. */
 #ifndef NIB_VISIBLE_H
 #define NIB_VISIBLE_H
 
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The bytes of the UTF-8 character at `text`, and its code; 0 when it is none. */
+/* The number of bytes of the UTF-8 character at `text`, and its code; 0 if it is invalid. */
 static inline size_t nib_utf8_character(const unsigned char *text, size_t length, unsigned long *code) {
   static const unsigned long least[] = { 0, 0, 0x80, 0x800, 0x10000 };
   size_t bytes = text[0] < 0x80   ? 1
@@ -24,15 +24,15 @@ static inline size_t nib_utf8_character(const unsigned char *text, size_t length
   return *code < least[bytes] || *code > 0x10FFFF || (*code >= 0xD800 && *code < 0xE000) ? 0 : bytes;
 }
 
-/* The bytes of a sequence that sets colours (ESC [ 1 ; 31 m); 0: it is another one, or none. */
+/* The number of bytes of an escape sequence that sets colours (ESC [ 1 ; 31 m); 0 if there is none. */
 static inline size_t nib_colour(const char *text, size_t length) {
   if (length < 3 || text[0] != '\033' || text[1] != '[') return 0;
   size_t end = 2 + strspn(text + 2, "0123456789;");
   return end < length && text[end] == 'm' ? end + 1 : 0;
 }
 
-/* Writes it with control characters, marks that turn the direction of text, and bytes that are no UTF-8 as \x1B or
- * \u{202E}. `lines`: line ends and tabs stay. `colours`: they do, too. The text ends with a zero byte. */
+/* Writes text. Control characters, marks that change the direction of text, and bytes that are not UTF-8 become \x1B or
+ * \u{202E}. `lines` keeps line ends and tabs, `colours` keeps colours. The text must end with a zero byte. */
 static inline void nib_put_visible(FILE *to, const char *text, size_t length, bool lines, bool colours) {
   for (size_t i = 0; i < length;) {
     unsigned long code = 0;

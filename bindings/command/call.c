@@ -1,4 +1,4 @@
-/* Calls that Ctrl-C ends, and what is said of their errors. */
+/* Calls that Ctrl-C can end, and the report of their errors. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <lauxlib.h>
@@ -69,7 +69,7 @@ static int add_traceback(lua_State *L) {
   return 1;
 }
 
-/* Lets Ctrl-C stop what L runs. False: SIGINT is ignored, as shells have it for background jobs, and stays so. */
+/* Makes Ctrl-C stop the code that L runs. False: SIGINT is ignored, as in background jobs of a shell, and stays so. */
 static bool start_listening(lua_State *L, struct sigaction *before) {
   struct sigaction during = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
   sigemptyset(&during.sa_mask);

@@ -1,5 +1,5 @@
-/* The `nibble` command. main.c runs scripts and subcommands, repl.c is the prompt; complete.c completes its names,
- * show.c prints its values, and call.c has the calls that Ctrl-C ends. */
+/* The `nibble` command: main.c runs scripts and subcommands, repl.c is the prompt, complete.c completes its names,
+ * show.c prints its values, and call.c makes calls that Ctrl-C can end. */
 #ifndef NIB_COMMAND_H
 #define NIB_COMMAND_H
 
@@ -10,7 +10,7 @@
 int nib_command_call(lua_State *L, int arguments, int results);
 /* Writes the error message on top of the stack to stderr, red on a terminal, and pops it. */
 void nib_command_report(lua_State *L, const char *prefix);
-/* Puts coroutine functions that Ctrl-C ends, too, in place of Lua's. */
+/* Replaces Lua's coroutine functions, so that Ctrl-C also ends coroutines. */
 void nib_command_open_coroutines(lua_State *L);
 
 /* ---- show.c ---- */

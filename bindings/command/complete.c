@@ -14,7 +14,7 @@ static const char *const keywords[] = { "and",      "break",  "do",   "else", "e
                                         "function", "goto",   "if",   "in",   "local",  "nil",  "not",   "or",
                                         "repeat",   "return", "then", "true", "until",  "while" };
 
-/* What is looked for: names that begin with a prefix. */
+/* A search for names that begin with a prefix. */
 struct search {
   const char *prefix;
   size_t length;
@@ -55,7 +55,7 @@ static bool follow_index(lua_State *L) {
   return true;
 }
 
-/* Adds the names in `methods`, where classes of userdata have their functions, of the value on top of the stack. */
+/* Adds the names in the table `methods` of the value on top of the stack, which holds the methods of a userdata. */
 static void add_methods(lua_State *L, const struct search *search) {
   int type = luaL_getmetafield(L, -1, "methods");
   if (type == LUA_TTABLE) add_keys(L, search);
@@ -97,8 +97,8 @@ static void get_member(lua_State *L, const char *name, size_t length) {
   lua_pushnil(L);
 }
 
-/* Pushes what a path of names leads to, from the globals on. Each of its names has a `.` or `:` behind it; nil after
- * `..`, a number, a call or an index. */
+/* Pushes the value that a path of names leads to, beginning at the globals. Each name is followed by `.` or `:`. Pushes
+ * nil after `..`, a number, a call or an index. */
 static void push_owner(lua_State *L, const char *path, size_t length) {
   lua_pushglobaltable(L);
   for (size_t at = 0, end; at < length; at = end + 1) {
@@ -137,7 +137,7 @@ static void sort_found(lua_State *L) {
 int nib_command_complete(lua_State *L) {
   size_t length;
   const char *line = luaL_checklstring(L, 1, &length);
-  size_t last = length; /* where the last name begins, which may be empty, and where the path before it does */
+  size_t last = length; /* the begin of the last name, which may be empty, and of the path before it */
   while (last > 0 && is_name_part(line[last - 1])) last--;
   size_t first = last;
   while (first > 0 && (is_name_part(line[first - 1]) || line[first - 1] == '.' || line[first - 1] == ':')) first--;

@@ -1,4 +1,4 @@
-/* Scripts and subcommands: the command line, and the Lua state that runs what it asks for. */
+/* The command line, and the Lua state that runs scripts and subcommands. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <errno.h>
@@ -113,7 +113,7 @@ static int open_state(lua_State *L) {
 
 /* ---- Running --------------------------------------------------------------------------------------------------- */
 
-/* False: the call failed, which is reported. */
+/* Calls a function and reports its error. Returns whether it succeeded. */
 static bool call(lua_State *L, int arguments, int results) {
   if (nib_command_call(L, arguments, results) == LUA_OK) return true;
   nib_command_report(L, "nibble: ");
@@ -150,7 +150,7 @@ static void set_arguments(lua_State *L, const struct session *session) {
   lua_setglobal(L, "arg");
 }
 
-/* Loads what the session runs; a status of Lua's. */
+/* Loads the code of the session. Returns Lua's status. */
 static int load(lua_State *L, const struct session *session) {
   const char *word = session->count > 0 ? session->words[0] : "-";
   switch (session->action) {
@@ -161,7 +161,7 @@ static int load(lua_State *L, const struct session *session) {
   }
 }
 
-/* Returns the exit status. */
+/* Runs the code of the session. Returns the exit status. */
 static int run(lua_State *L, const struct session *session) {
   if (load(L, session) != LUA_OK) {
     nib_command_report(L, "nibble: ");
@@ -182,7 +182,7 @@ static int run_session(lua_State *L) {
     lua_pushcfunction(L, start_check);
     if (!call(L, 0, 1)) return 0;
   }
-  int finish = lua_gettop(L); /* where the function is that ends checked mode */
+  int finish = lua_gettop(L); /* index of the function that start_check pushed */
   set_arguments(L, session);
   session->status = session->action == PROMPT ? nib_command_repl(L) : run(L, session);
   if (session->check) session->status = checked_status(L, finish, session->status);
@@ -201,7 +201,7 @@ static bool is_module(const char *word) {
   return false;
 }
 
-/* False, as there is nothing to run. */
+/* Reports a wrong command line and sets the exit status. Returns false. */
 static bool misuse(struct session *session, const char *what, const char *word) {
   fprintf(stderr, "nibble: %s", what);
   nib_put_visible(stderr, word, strlen(word), false, false);
@@ -210,7 +210,7 @@ static bool misuse(struct session *session, const char *what, const char *word) 
   return false;
 }
 
-/* The options that say something and end the command. */
+/* Handles the options that only print something. Returns whether `word` is one. */
 static bool tell(const char *word) {
   if (is(word, "--help") || is(word, "-h")) fputs(usage, stdout);
   else if (is(word, "--version")) printf("nibble %s (%s)\n", NIB_VERSION, LUA_RELEASE);
@@ -258,7 +258,7 @@ int main(int argc, char **argv) {
   struct session session = { .status = EXIT_SUCCESS };
   atexit(check_output);
   if (!read_arguments(&session, argc, argv)) return session.status;
-  setlocale(LC_CTYPE, ""); /* alone: text is in the user's encoding, and numbers keep the decimal point */
+  setlocale(LC_CTYPE, ""); /* no other category, so that numbers keep the decimal point */
   lua_State *L = luaL_newstate();
   if (!L) {
     fputs("nibble: out of memory\n", stderr);

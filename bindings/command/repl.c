@@ -1,4 +1,4 @@
-/* The prompt: lines from the terminal, their history, and what they do. */
+/* The prompt: reads lines from the terminal, keeps a history, and runs the lines. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <ctype.h>
@@ -70,7 +70,7 @@ static int read_character(EditLine *editor, wchar_t *character) {
   }
 }
 
-/* Writes what all of the names in an array begin with, as far as there is room. */
+/* Writes the common prefix of all names in an array, as far as there is room. */
 static void common_prefix(lua_State *L, int names, char *common, size_t size) {
   lua_Integer count = (lua_Integer)lua_rawlen(L, names);
   for (lua_Integer i = 1; i <= count; i++) {
@@ -84,7 +84,7 @@ static void common_prefix(lua_State *L, int names, char *common, size_t size) {
   }
 }
 
-/* The length of the longest of the names in an array. */
+/* The length of the longest name in an array. */
 static size_t widest_name(lua_State *L, int names) {
   size_t widest = 0;
   lua_Integer count = (lua_Integer)lua_rawlen(L, names);
@@ -113,7 +113,7 @@ static void list_names(EditLine *editor, lua_State *L, int names) {
   fflush(stdout);
 }
 
-/* Completes a name by an array of names that begin with its `typed` characters. */
+/* Completes the name before the cursor. The names in the array begin with its `typed` characters. */
 static unsigned char complete(EditLine *editor, lua_State *L, int names, size_t typed) {
   char common[256];
   lua_Unsigned count = lua_rawlen(L, names);
@@ -143,7 +143,7 @@ static unsigned char on_tab(EditLine *editor, int key) {
 
 /* ---- History --------------------------------------------------------------------------------------------------- */
 
-/* Writes where the history's file is; "": nowhere. */
+/* Finds the path of the history file; "" if there is none. */
 static void find_history(char *path, size_t size) {
   const char *named = getenv("NIBBLE_HISTORY"), *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
   int length = -1;
@@ -161,8 +161,8 @@ static void make_folders(char *path) {
   }
 }
 
-/* Opens the history file, which it creates if it is missing, readable by its owner alone. -1: it cannot be opened or is
- * no file. */
+/* Opens the history file. Creates it if it is missing, readable only by its owner. Returns -1 if it cannot be opened or
+ * is no regular file. */
 static int open_file(const char *path, off_t *bytes) {
   struct stat info;
   int file = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
@@ -175,7 +175,7 @@ static int open_file(const char *path, off_t *bytes) {
   return -1;
 }
 
-/* Loads the history file. False: it cannot be opened or is no history. */
+/* Loads the history file. Returns false if it cannot be opened or is no history. */
 static bool load_history(const struct prompt *prompt) {
   off_t bytes = 0;
   HistEvent event;
@@ -281,8 +281,8 @@ static bool answer(lua_State *L, const char *line) {
   return false;
 }
 
-/* Calls the function at index 3, which is the top of the stack, and prints its values. False: the error message is
- * there. */
+/* Calls the function at index 3, the top of the stack, and prints its values. If it fails, pushes the error message and
+ * returns false. */
 static bool run_chunk(lua_State *L) {
   if (nib_command_call(L, 0, LUA_MULTRET) != LUA_OK) return false;
   int results = lua_gettop(L) - 2;
@@ -293,8 +293,8 @@ static bool run_chunk(lua_State *L) {
   return nib_command_call(L, results, 0) == LUA_OK;
 }
 
-/* Runs the chunk that a line ends. The stack holds the prompt and, if `continued`, the lines so far, to which one that
- * does not end it is added. */
+/* Adds a line to the chunk, and runs the chunk if it is complete. The stack holds the prompt and, if `continued`, the
+ * lines so far. */
 static void take_line(struct prompt *prompt, const char *line) {
   lua_State *L = prompt->L;
   if (prompt->continued) lua_pushliteral(L, "\n");

@@ -1,4 +1,4 @@
-/* Values as the prompt prints them. */
+/* Prints values at the prompt. */
 #include <ctype.h>
 #include <lauxlib.h>
 #include <stdbool.h>
@@ -36,7 +36,7 @@ static bool is_name(lua_State *L, int index) {
 
 static void show(lua_State *L, int index, int level, int *left);
 
-/* As tostring has it; a string inside a table is quoted. */
+/* Prints a value as tostring does; a string inside a table is quoted. */
 static void show_text(lua_State *L, int index, bool quoted) {
   size_t length;
   if (quoted && lua_type(L, index) == LUA_TSTRING) {
@@ -49,7 +49,7 @@ static void show_text(lua_State *L, int index, bool quoted) {
   lua_pop(L, 1);
 }
 
-/* The elements of a table from 1 on, as long as there are any left to print. Returns their number. */
+/* Prints the elements 1, 2, ... of a table while *left allows it. Returns their number. */
 static lua_Integer show_elements(lua_State *L, int table, int level, int *left) {
   lua_Integer count = 0;
   for (; lua_rawgeti(L, table, count + 1) != LUA_TNIL && *left > 0; count++) {
@@ -72,7 +72,7 @@ static void show_key(lua_State *L, int index, int *left) {
   fputs("] = ", stdout);
 }
 
-/* The entries of a table behind its first `count` elements. */
+/* Prints the entries of a table except its first `count` elements. */
 static void show_fields(lua_State *L, int table, int level, lua_Integer count, int *left) {
   const char *separator = count > 0 ? ", " : "";
   for (lua_pushnil(L); lua_next(L, table); lua_pop(L, 1)) {
@@ -90,8 +90,8 @@ static void show_fields(lua_State *L, int table, int level, lua_Integer count, i
   }
 }
 
-/* A value as tostring has it, or the entries of a table without __tostring. *left is the number of entries that may
- * still be printed. */
+/* Prints a value as tostring does, or the entries of a table without __tostring. *left is the number of entries that
+ * may still be printed. */
 static void show(lua_State *L, int index, int level, int *left) {
   luaL_checkstack(L, 8, NULL);
   int top = lua_gettop(L);
