@@ -1,4 +1,4 @@
---- Checked mode: what is wrong with the synchronization, the memory and the pages of a script, while it runs.
+--- Checked mode: finds errors in a script's synchronization, and in its use of memory and pages, while it runs.
 --
 --   nibble.check(true)              -- reports go to standard error
 --   nibble.check(function(report) ... end)
@@ -6,32 +6,32 @@
 --   for _, report in ipairs(nibble.check_reports()) do print(report.kind, report.text) end
 --   nibble.check(false)
 --
--- or `nibble --check FILE`, which ends with status 1 when there was something to report. Turn it on before the first
--- tensor: what is older counts as written and ordered. Each finding is reported once, with both operations and their
--- lines:
+-- or `nibble --check FILE`, which exits with status 1 if there are reports. Turn it on before the first tensor is
+-- created: older tensors count as written, and work on them as ordered. Each error is reported once, with both
+-- operations and their lines:
 --
---   race            two accesses, one of them a write, that no event, wait or path in a graph orders
+--   race            two accesses, at least one a write, that no event, wait or path in a graph orders
 --   unwritten       a read of bytes that nothing wrote
---   duplicate slot  a slot that is twice in one call
+--   duplicate slot  a slot that occurs twice in one call
 --   owned twice     a page that two requests have without sharing it  \
---   freed page      a page that was given back                         |
+--   freed page      a page that was released                           |
 --   reserved page   a page that is kept from all requests              |
---   shared page     a write to what another request sees, too          | of pools under pages.watch(allocator, pool)
---   foreign entry   a write over what another request has written      |
+--   shared page     a write to an entry that another request sees      | in pools under pages.watch(allocator, pool)
+--   foreign entry   a write to an entry of another request            |
 --   foreign row     a row of a table that no live request has          |
---   beyond length   a token that the request has not (any more)        |
+--   beyond length   a token that the request does not have (any more)  |
 --   missing page    -1, or no page of the cache, inside a length      /
---   wrong scales    scales of K with data of V, or linear ones where interleaved ones are read, or the other way round,
+--   wrong scales    scales of K with data of V, linear scales where interleaved ones are read, or the other way round,
 --                   or an interleaved copy that is older than the entries that are read
---   closed          a replay that reads a tensor which was closed: nothing can give it other values any more
+--   closed          a replay that reads a closed tensor, whose values cannot change any more
 --   unjoined        a stream that was forked in a capture and not joined back
 --
--- bindings/README.md has a table of what is seen, what is not, and what cannot be known.
+-- bindings/README.md has a table of what is found, what is not, and what cannot be known.
 --
--- Order comes from events, streams and the host's own waits alone. The checker looks at slots, block tables, lengths
--- and positions at each call and waits for that, so that a script runs more slowly, but never differently in what is
--- reported. Copies pass on unwritten bytes without a report; kernels of your own count as reading or writing what they
--- are given, whatever is innocent.
+-- Order comes only from events, streams and waits of the host. The checker reads slots, block tables, lengths and
+-- positions at each call, and waits for them. So a script runs more slowly; these waits do not hide errors. Copies of
+-- unwritten bytes are not reported; the first read of the copy is. User kernels count as reading or writing their
+-- tensors, whichever is harmless.
 
 local nibble = require "nibble"
 local accesses = require "nibble.checker.accesses"
@@ -45,18 +45,18 @@ local checker = {}
 
 ---@class nibble.report_operation
 ---@field name string     "tensor:copy"
----@field where? string   "FILE:LINE"; in a graph: of the capture
----@field callers? string the places that this was called from, innermost first
+---@field where? string   "FILE:LINE"; for work of a graph, the place of its capture
+---@field callers? string the places that called it, innermost first
 ---@field replay? string  "FILE:LINE" of the replay
 
 ---@class nibble.report
 ---@field kind string
 ---@field message string   what is wrong, in one line
 ---@field operation nibble.report_operation
----@field other? nibble.report_operation  that which it collides with
+---@field other? nibble.report_operation  the operation that it conflicts with
 ---@field hazard? string   of a race: "read after write", "write after read", "write after write"
----@field storage? {number: integer, bytes?: integer, where?: string}  what it is about, and where that was created
----@field text string      message and lines, as it is printed
+---@field storage? {number: integer, bytes?: integer, where?: string}  the storage, and where it was created
+---@field text string      the whole report as it is printed
 
 local reports, unseen, active = {}, {}, nil
 
@@ -80,7 +80,7 @@ end
 
 local function verb(item) return item.write and "write" or item.touch and "use" or "read" end
 
--- The storage that a report is about, as far as it is known, and a line of text about it.
+-- The storage of a report, as far as it is known, and a line of text about it.
 local function storage_of(storages, item)
   local id = item and item.view.storage
   local known = id and storages[id]
@@ -120,7 +120,7 @@ local function new_reporter(handler, storages)
   end
 end
 
--- What was not looked at is said once.
+-- Notes once each kind of thing that was not checked.
 local function new_noter(aloud)
   local known = {}
   return function(text)
@@ -270,8 +270,8 @@ local function start(handler, place)
   end, "nibble.checker")
 end
 
---- nibble.check: true turns it on anew, without reports; a function too, which gets each report; false turns it off,
---- and the reports stay.
+--- nibble.check: true turns it on, without earlier reports; a function turns it on and gets each report; false turns it
+--- off and keeps the reports.
 ---@param what boolean|fun(report: nibble.report)
 ---@param place fun(): string?, string?  nibble.check's own
 function checker.check(what, place)
@@ -283,21 +283,20 @@ function checker.check(what, place)
   if what then start(type(what) == "function" and what or print_report, place) end
 end
 
---- nibble.check_reports: what was found since checked mode was turned on last, in order.
---- And what was not looked at.
+--- nibble.check_reports: the reports since checked mode was last turned on, and what was not checked.
 ---@return nibble.report[]
 ---@return string[]
 function checker.reports()
   return table.move(reports, 1, #reports, 1, {}), table.move(unseen, 1, #unseen, 1, {})
 end
 
---- What `nibble --check` does first: an exit status of 0 becomes 1 when there are reports, also by os.exit. Returns a
---- function for the end of the script, which gives that status.
+--- Called first by `nibble --check`. If there are reports, an exit status of 0 becomes 1, also with os.exit. Returns a
+--- function for the end of the script that gives the status.
 ---@return fun(status: integer): integer
 function checker.command()
   local exit = os.exit
   local function finish(status)
-    local found = #nibble.check_reports() -- and tells what is left to tell
+    local found = #nibble.check_reports() -- also passes on the last observations
     if found > 0 then io.stderr:write(("nibble: %d report%s of --check\n"):format(found, found == 1 and "" or "s")) end
     return found > 0 and status == 0 and 1 or status
   end

@@ -554,7 +554,7 @@ function pages.caches(opts)
 end
 
 pages.watched = setmetatable({}, { __mode = "k" }) -- allocator -> views of its pools, for a checker that starts later
-pages.listener = nil                              -- the checker, told whenever a page changes hands
+pages.listener = nil                              -- the checker, called whenever the owner of a page changes
 
 -- The tensors of a pool as tables, like the accesses of observations.
 local function views_of(where, pool)

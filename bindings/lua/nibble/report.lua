@@ -138,7 +138,7 @@ local function findings(out, record)
   if not record.reports then return end
   out:add("<section><h2>Checked mode</h2>")
   if #record.reports == 0 then
-    out:add('<p class="good">No reports: what the run read was written, ordered and its own.</p>')
+    out:add('<p class="good">No reports: all that the run read had been written, in order, and in its own pages.</p>')
   end
   for _, found in ipairs(record.reports) do
     out:add('<pre class="bad">%s</pre>', escape(type(found) == "table" and found.text or found))
@@ -196,7 +196,7 @@ local function graphs(out, record)
     if format == "svg" then
       out:add('<div class="graph scroll">%s</div>', picture)
     else
-      out:add("<p class=\"muted\">Graphviz is not on this machine; the graph in its language:</p><pre>%s</pre>",
+      out:add("<p class=\"muted\">Graphviz is not installed; this is the graph in its language:</p><pre>%s</pre>",
         escape(picture))
     end
   end
@@ -268,7 +268,7 @@ local function times(out, record)
           and numbers.format("%.2f", phase.bytes / 1e6) or "" }
     end
     out:add("<section><h2>Times on the device</h2>")
-    out:table({ { "phase" }, { "calls", true }, { "ms in all", true }, { "ms a call", true }, { "MB moved", true } },
+    out:table({ { "phase" }, { "calls", true }, { "ms total", true }, { "ms per call", true }, { "MB moved", true } },
       rows)
     out:add("</section>")
   end

@@ -296,7 +296,7 @@ local function attempt_once(def, opts)
     outcome.ok = false
     outcome.kind = getmetatable(raised) == run_class.failure and "check" or "error"
     outcome.message = ("step %d: %s"):format(outcome.step, tostring(raised))
-    pcall(nibble.synchronize, opts.device) -- a fault that nobody has waited for is not the next attempt's
+    pcall(nibble.synchronize, opts.device) -- takes a fault that is left, which would be the next attempt's
   end
   return outcome
 end
@@ -314,7 +314,7 @@ function scenario.attempt(def, opts)
   end)
   local _ <close> = setmetatable({}, { __close = function() nibble.check(false) end })
   local outcome = attempt_once(def, opts)
-  nibble.check_reports() -- tells what is left to tell
+  nibble.check_reports() -- passes on the last observations
   outcome.reports = reports
   if not outcome.ok then return outcome end
   local wrong

@@ -86,13 +86,13 @@ local function print_graphs(record)
 end
 
 local function print_phases(record, check_ms)
-  print(bold(("%-38s %6s %11s %11s %10s"):format("phase", "calls", "ms in all", "ms a call", "MB moved")))
+  print(bold(("%-38s %6s %11s %11s %10s"):format("phase", "calls", "ms total", "ms per call", "MB moved")))
   local function line(phase)
     print(numbers.format("%-38s %6d %11.2f %11.3f %10s", visible(phase.name), phase.calls, phase.ms,
       phase.ms / math.max(phase.calls, 1), phase.bytes and numbers.format("%.2f", phase.bytes / 1e6) or "-"))
   end
   for _, phase in ipairs(record.phases) do line(phase) end
-  line { name = "all of it, checks in Lua too (CPU)", calls = 1, ms = check_ms }
+  line { name = "whole run with checks in Lua (CPU)", calls = 1, ms = check_ms }
 end
 
 local function print_tables(run)
@@ -219,7 +219,7 @@ local function run_one(scenario, def, arguments)
   elseif outcome.planted and outcome.ok then
     print(bold "FAILED" .. ": the check did not find the planted bit")
   elseif outcome.ok and errors and not errors.fine and def.errors then
-    outcome.ok, outcome.message, record.ok = false, "the end: a quantization error is past its bound", false
+    outcome.ok, outcome.message, record.ok = false, "the end: a quantization error exceeds its bound", false
     record.message = outcome.message
     print(bold "FAILED at " .. visible(outcome.message))
   elseif outcome.ok then
@@ -229,7 +229,7 @@ local function run_one(scenario, def, arguments)
   else
     print(visible(scenario.explain(def, attempt, outcome, command)))
     if outcome.kind == "error" and outcome.traceback then print(visible(outcome.traceback)) end
-    for _, report in ipairs(outcome.reports or {}) do -- of checked mode, beside what failed: perhaps its cause
+    for _, report in ipairs(outcome.reports or {}) do -- of checked mode; they may name the cause of the failure
       if report ~= outcome.message then print(visible(report)) end
     end
   end

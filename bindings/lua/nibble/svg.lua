@@ -477,7 +477,7 @@ end
 function svg.save(path, text)
   local file, message = require("nibble").create(path)
   if not file then return nil, message end
-  file:write(text) -- what went wrong is told by:
+  file:write(text) -- close returns its error
   return file:close()
 end
 

@@ -593,7 +593,7 @@ function trace.summary(run)
     table_text(lines, rows)
   end
   if #s.ranges > 0 then
-    rows = { { "range", "times", "ms in all" } }
+    rows = { { "range", "times", "ms total" } }
     for _, range in ipairs(s.ranges) do
       rows[#rows + 1] = { visible(range.name), tostring(range.times), numbers.format("%.3f", range.seconds * 1e3) }
     end
@@ -605,7 +605,7 @@ function trace.summary(run)
     median(s.gaps) * 1e3,
     largest * 1e3)
   lines[#lines + 1] = numbers.format(
-    "  memory: %.2f MB at most, in storages that were made meanwhile; host: %.2f MB written, %.2f MB read",
+    "  memory: %.2f MB at most, in storages created in the trace; host: %.2f MB written, %.2f MB read",
       s.peak / 1e6,
     s.host_written / 1e6, s.host_read / 1e6)
   lines[#lines + 1] = ("  events: %d recorded, %d waited for; %d waits of the host"):format(s.kinds.event_record or 0,

@@ -45,7 +45,7 @@ local function named(work)
   return map
 end
 
-local function span(access) -- bytes from the first element to behind the last
+local function span(access) -- bytes from the begin of the first element to the end of the last
   local last = 0
   for i, size in ipairs(access.shape) do
     if size == 0 then return 0 end
@@ -401,8 +401,8 @@ function executor:capture(from)
   self.captured = outer
   if result == self then error(self, 0) end
   if ok ~= (stop.kind == "capture_end") then
-    self:differ(to + 1, "the capture %s, %s", ok and "was given up" or "made a graph", ok and "it made a graph"
-      or tostring(result))
+    self:differ(to + 1, "the capture %s: %s", ok and "failed in the trace" or "succeeded in the trace",
+      ok and "it succeeds here" or tostring(result))
   elseif ok then
     self.graphs[stop.graph] = { graph = entry and entry.graph or result, accesses = accesses }
   end
