@@ -1,13 +1,13 @@
--- Beam search: each beam gets a token, then the best continuations replace the beams. A beam may go on in several or in
--- none; those that go on share all pages so far, and the first to write to a page that is shared copies it.
+-- Beam search: each beam gets a token, then the best continuations replace the beams. A beam may continue in several
+-- beams or in none. Beams of one parent share all pages so far, and the first that writes to a shared page copies it.
 
 return {
   title = "beam search: beams are reordered, forked and dropped after each token",
   parameters = {
     beams = { 4, min = 1, max = 16, help = "beams" },
     prompt = { 9, min = 1, max = 256, help = "tokens of the prompt" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = 20,
 
@@ -66,7 +66,7 @@ return {
     local count = 0
     for _ in pairs(used) do count = count + 1 end
     local allocator = run.state.cache.allocator
-    run:expect(allocator.num_free == allocator.num_pages - 1 - count, "a page of a dropped beam was not given back")
+    run:expect(allocator.num_free == allocator.num_pages - 1 - count, "a page of a dropped beam was not released")
 
     -- In a full pool there is no page for the copy of a shared one: the beam does not grow, and nothing has changed.
     local cache, beam = run.state.cache, run.state.beams[1]
@@ -77,6 +77,6 @@ return {
     run:expect(not cache:extend(beam, 1) and beam.pages[#beam.pages] == last and beam.length == length,
       "a beam grew on a shared page of a full pool")
     allocator:free(rest)
-    run:expect(cache:extend(beam, 1) and beam.pages[#beam.pages] ~= last, "a beam did not get a page of its own")
+    run:expect(cache:extend(beam, 1) and beam.pages[#beam.pages] ~= last, "a beam did not get its own page")
   end,
 }

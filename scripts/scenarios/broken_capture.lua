@@ -1,11 +1,11 @@
--- What fails in the middle of a capture: an error of the script, a value that is read, a number where a graph needs a
--- tensor, another capture, a stream that is not joined back. Each time nothing of it may have happened: the stream is
--- as it was, the former graph replays, no byte is written, no memory stays. What is refused inside and caught there
--- does not even end the capture.
+-- Captures that fail: by an error of the script, a read of a value, a number where a graph needs a tensor, another
+-- capture, or a stream that is not joined back. A failed capture must have no effect: the stream is as before, the old
+-- graph still replays, no byte is written, and no memory is left. An error that is caught inside does not even end the
+-- capture.
 
 local nibble = require "nibble"
 
--- name -> what is done in a capture behind an append, and what the error must say.
+-- A name, what is done in the capture after an append, and a part of the error message.
 local accidents = {
   { "an error of the script", function() error("the script gave up") end, "the script gave up" },
   { "a value is read", function(_, cache) return cache.layers[1].key:amax() end, "captur" },
@@ -57,11 +57,11 @@ local function have_accident(run, accident, update)
 end
 
 return {
-  title = "captures that fail in the middle: nothing happened, and the former graph goes on",
+  title = "captures that fail in the middle: they have no effect, and the old graph still works",
   parameters = {
     requests = { 3, min = 1, max = 16, help = "requests" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = { 2 * #accidents + 1, min = 2 * #accidents + 1 }, -- all of them, each as a new graph and as an update
   reports = { "unjoined" },
@@ -96,9 +96,9 @@ return {
 
   finish = function(run)
     local graph = run.graphs.step
-    run:expect(graph.captures == 1 and graph.updates + graph.rebuilt == 0, "the graph that works was replaced")
+    run:expect(graph.captures == 1 and graph.updates + graph.rebuilt == 0, "the working graph was replaced")
     run:expect(graph.replays == run.steps, "%d replays in %d steps", graph.replays, run.steps)
   end,
 
-  verdict = function(run) return ("%d captures failed, and left nothing behind"):format(run.state.accidents) end,
+  verdict = function(run) return ("%d captures failed and left nothing behind"):format(run.state.accidents) end,
 }

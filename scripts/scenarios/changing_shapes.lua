@@ -1,16 +1,16 @@
--- What happens to a graph when shapes change. Requests come and go, so that a step's batch may have another number of
--- rows: the graph is updated, which works in place while the operations and their order stay. Every few steps the E4M3
--- copy is switched on or off: other operations, which an update can only build anew. Now and then the graph is thrown
--- away and captured from scratch.
+-- Graphs whose shapes change. Requests arrive and leave, so the number of rows changes between steps. Then the graph is
+-- updated, which works in place if the operations and their order stay the same. Every few steps the E4M3 copy is
+-- switched on or off; with other operations an update must build the graph again. Now and then the graph is dropped and
+-- captured again.
 
 return {
-  title = "changing shapes: a graph is captured, updated in place, built anew and captured again",
+  title = "changing shapes: a graph is captured, updated in place, rebuilt and captured again",
   parameters = {
-    requests = { 5, min = 1, max = 16, help = "requests at most" },
-    page_size = { 4, min = 4, max = 64, multiple = 4, help = "tokens a page" },
+    requests = { 5, min = 1, max = 16, help = "most requests at a time" },
+    page_size = { 4, min = 4, max = 64, multiple = 4, help = "tokens per page" },
     switch = { 6, min = 1, max = 64, help = "steps between two switches of the E4M3 copy" },
-    discard = { 10, min = 1, max = 64, help = "steps between two captures from scratch" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    discard = { 10, min = 1, max = 64, help = "steps between two new captures" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = 24,
 

@@ -1,14 +1,14 @@
--- Chunked prefill: each step has a budget of tokens. Requests that decode take one each; what is left goes to the
--- prompts that are still coming in, in pieces. One append takes both kinds of rows, one graph serves every mixture.
+-- Chunked prefill: each step has a budget of tokens. Each decoding request takes one; the rest of the budget goes to
+-- pieces of prompts. One append handles both kinds of rows, and one graph handles every mixture.
 
 return {
-  title = "chunked prefill: pieces of prompts and decoded tokens in one append under one budget",
+  title = "chunked prefill: pieces of prompts and decoded tokens in one append, within a budget",
   parameters = {
-    budget = { 12, min = 5, max = 256, help = "tokens a step" },
-    requests = { 4, min = 1, max = 4, help = "requests that run at once" },
+    budget = { 12, min = 5, max = 256, help = "tokens per step" },
+    requests = { 4, min = 1, max = 4, help = "requests that run at a time" },
     prompt = { 24, min = 1, max = 256, help = "tokens of the longest prompt" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = 24,
 
@@ -61,9 +61,9 @@ return {
     for _, slot in ipairs(s.cache.slot_mapping:totable()) do
       if slot >= 0 then arrived = arrived + 1 end
     end
-    run:expect(arrived == s.spent, "%d rows have a slot, %d tokens were to be appended", arrived, s.spent)
+    run:expect(arrived == s.spent, "%d rows have a slot, expected %d", arrived, s.spent)
     run:expect(s.spent <= run.p.budget, "%d tokens in a budget of %d", s.spent, run.p.budget)
   end,
 
-  verdict = function(run) return ("prompts came in %d pieces"):format(run.state.pieces) end,
+  verdict = function(run) return ("prompts were appended in %d pieces"):format(run.state.pieces) end,
 }

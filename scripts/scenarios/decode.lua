@@ -1,10 +1,9 @@
--- A decode loop of a language model's server over NVFP4 KV caches.
+-- The decode loop of an LLM server with NVFP4 KV caches.
 --
 -- Requests of different lengths are prefilled with one append; then every step appends one token to each running
 -- request, dequantizes all of them (append -> dequantize) and makes the E4M3 copy that attention kernels read (append
--- -> swizzle V's scales -> materialize). Requests leave and join meanwhile, so that rows of the batch are padding and
--- pages are used again. There is a graph for each padded batch size; all of them share the caches, the inputs and the
--- outputs.
+-- -> swizzle V's scales -> materialize). Requests leave and join, so that rows of the batch are padding and pages are
+-- reused. There is a graph for each padded batch size; all graphs share the caches, the inputs and the outputs.
 
 local nibble = require "nibble"
 
@@ -120,17 +119,17 @@ end
 return {
   title = "NVFP4 decode: prefill, then a captured step replayed with new tokens, slots, tables and lengths",
   parameters = {
-    requests = { 8, min = 1, help = "requests in all" },
-    page_size = { 16, min = 1, help = "tokens a page" },
-    layout = { "HND", "NHD", help = "of the caches" },
-    page_layout = { "fragmented", "sequential", "shuffled", "ring", help = "the order in which pages are handed out" },
+    requests = { 8, min = 1, help = "number of requests" },
+    page_size = { 16, min = 1, help = "tokens per page" },
+    layout = { "HND", "NHD", help = "layout of the caches" },
+    page_layout = { "fragmented", "sequential", "shuffled", "ring", help = "the order in which pages are allocated" },
     input = { "real", "minilm", any = "a path",
-      help = "K and V: in spec/data, of x.safetensors, or of a folder with case.lua" },
-    random = { false, help = "random tokens, two layers, instead; of any shape:" },
+      help = "K and V: a name in spec/data, a .safetensors file, or a folder with case.lua" },
+    random = { false, help = "use random tokens and two layers instead, of any shape:" },
     tokens = { 320, min = 2, help = "tokens that requests are slices of (with --random)" },
     heads = { 4, min = 1, help = "KV heads (with --random)" },
-    head_dim = { 64, min = 16, multiple = 16, help = "with --random; materialize needs a multiple of 64" },
-    dtype = { "bfloat16", "float16", help = "with --random" },
+    head_dim = { 64, min = 16, multiple = 16, help = "(with --random) materialize needs a multiple of 64" },
+    dtype = { "bfloat16", "float16", help = "(with --random)" },
   },
   steps = { 64, min = 1 },
   errors = true,
@@ -185,9 +184,9 @@ return {
     }
     run:say("%s: %d layers, %d tokens, %d KV heads x %d, %s", origin, #source, shape[1], shape[2], shape[3],
       s.cache.dtype)
-    run:say("%d requests, prompts of %d to %d tokens; at most %d tokens a request", p.requests, shortest, longest,
+    run:say("%d requests, prompts of %d to %d tokens; at most %d tokens per request", p.requests, shortest, longest,
       max_len)
-    run:say("caches: %d pages of %d tokens, %s, handed out %s; 64 bytes between pages, 16 between pages of scales",
+    run:say("caches: %d pages of %d tokens, %s, %s allocation; 64 bytes between pages, 16 between pages of scales",
       num_pages,
       p.page_size, p.layout, p.page_layout)
     if not s.materialize then run:say("no materialize: it needs head_dim %% 64 == 0 and page_size %% 4 == 0") end

@@ -1,6 +1,6 @@
--- DeepSeek-V4's records: one vector of 512 dimensions a token, 448 quantized and 64 rotated, in pages whose stride is
--- padded. One operation rotates the queries, in place or into padded heads, and rotates, quantizes and inserts the
--- token; its sibling keeps a second cache with one record for each `compress_ratio` tokens.
+-- Records of DeepSeek-V4: a vector of 512 dimensions per token, 448 quantized and 64 rotated, in pages with a padded
+-- stride. One operation rotates the queries, in place or into padded heads, and rotates, quantizes and inserts the
+-- token. A second one writes another cache with a record for every `compress_ratio` tokens.
 
 local nibble = require "nibble"
 local pages = require "nibble.pages"
@@ -28,11 +28,11 @@ end
 return {
   title = "DeepSeek-V4 records: rotate and insert, compressed or not, queries in place or with padded heads",
   parameters = {
-    compress_ratio = { 2, min = 1, max = 2, help = "tokens a record of the second cache" },
+    compress_ratio = { 2, min = 1, max = 2, help = "tokens per record of the second cache" },
     heads = { 3, min = 1, max = 8, help = "query heads" },
-    in_place = { false, help = "queries are rotated where they are; otherwise into 8 heads" },
+    in_place = { false, help = "rotate queries in place; otherwise into 8 heads" },
     requests = { 3, min = 1, max = 16, help = "requests" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
   },
   steps = 10,
   grid = { {}, { in_place = true }, { compress_ratio = 1, page_size = 1 },

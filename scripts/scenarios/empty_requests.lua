@@ -1,12 +1,12 @@
--- Requests of length 0 and 1, steps in which nobody has a token, and batches without any request: there is a graph for
--- each number of rows, 0 among them. What is empty writes nothing and reads nothing.
+-- Requests of length 0 and 1, steps without a token, and batches without a request. There is a graph for each number of
+-- rows, including 0. Empty rows and batches read and write nothing.
 
 return {
   title = "empty and one-token requests, steps without a token, graphs of zero rows",
   parameters = {
-    requests = { 3, min = 1, max = 8, help = "requests at most" },
-    page_size = { 1, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    requests = { 3, min = 1, max = 8, help = "most requests at a time" },
+    page_size = { 1, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = 40,
 
@@ -51,5 +51,5 @@ return {
     run:expect(run.steps < 20 or run.state.empty_steps > 0, "no step was empty")
   end,
 
-  verdict = function(run) return ("%d steps had no token at all"):format(run.state.empty_steps) end,
+  verdict = function(run) return ("%d steps had no token"):format(run.state.empty_steps) end,
 }

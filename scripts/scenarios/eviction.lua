@@ -1,13 +1,13 @@
--- More conversations than the pool has room for. When a token finds no page, the conversation that has waited longest
--- loses all of its pages; when its turn comes again, its whole text is appended anew, on whatever pages are free then.
+-- More conversations than fit into the pool. When a token finds no page, the conversation that has waited longest loses
+-- all its pages. At its next turn its whole text is appended again, on the pages that are free then.
 
 return {
-  title = "eviction: a full pool, whose pages go from idle conversations to running ones and back",
+  title = "eviction: in a full pool, pages move from idle conversations to running ones and back",
   parameters = {
-    conversations = { 6, min = 3, max = 16, help = "conversations, of which two run at once" },
-    length = { 12, min = 1, max = 128, help = "tokens that one begins with" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    conversations = { 6, min = 3, max = 16, help = "conversations, of which two run at a time" },
+    length = { 12, min = 1, max = 128, help = "tokens of a conversation at its begin" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = 24,
 
@@ -71,9 +71,9 @@ return {
       local tokens = #(one.request and one.request.text or one.text)
       if one.last > 0 then wanted = wanted + (tokens + run.p.page_size - 1) // run.p.page_size end
     end
-    run:expect(wanted <= 2 * s.held or s.evicted > 0, "%d pages were wanted of %d, and nothing was evicted", wanted,
+    run:expect(wanted <= 2 * s.held or s.evicted > 0, "%d pages were needed of %d, and nothing was evicted", wanted,
       2 * s.held)
   end,
 
-  verdict = function(run) return ("%d times a conversation lost its pages"):format(run.state.evicted) end,
+  verdict = function(run) return ("conversations were evicted %d times"):format(run.state.evicted) end,
 }

@@ -1,9 +1,9 @@
--- Disaggregated serving: one place prefills, another decodes. Each has a pool of its own, with its own page size and
--- layout. When a prompt is done, its tokens' bytes are copied from the one's pages to the other's, as many neighbours
--- at a time as both pages have, and the decoder's table says where they are now. Codes and scales are copied as they
--- are: nothing is quantized twice.
+-- Disaggregated serving: one instance prefills, another decodes. Each has its own pool, page size and layout. When a
+-- prompt is done, the bytes of its tokens are copied from the pages of one pool to those of the other, as many adjacent
+-- tokens at a time as both pages have, and the decoder's block table is filled. Codes and scales are copied unchanged,
+-- so nothing is quantized twice.
 
--- Entries `first` .. `first + count - 1` of a page: [count, heads, bytes].
+-- The entries `first` .. `first + count - 1` of a page: [count, heads, bytes].
 local function entries(cache, tensor, page, first, count)
   local t = tensor:select(1, page + 1)
   if cache.kv_layout == "HND" then t = t:permute(2, 1, 3) end
@@ -27,13 +27,13 @@ local function copy_request(from, request, to, copy)
 end
 
 return {
-  title = "disaggregated hand-over: prefilled in one pool, decoded from another, pages copied and tables remapped",
+  title = "disaggregated serving: prefill in one pool, decode from another, pages copied and tables remapped",
   parameters = {
     prompt = { 14, min = 1, max = 256, help = "tokens of the longest prompt" },
-    requests = { 3, min = 1, max = 8, help = "requests that decode at once" },
-    page_size = { 8, min = 1, max = 64, help = "tokens a page where prompts are prefilled" },
-    decode_page_size = { 4, min = 1, max = 64, help = "tokens a page where tokens are decoded" },
-    kv_layout = { "NHD", "HND", help = "of the pools for prefill; those for decode are HND" },
+    requests = { 3, min = 1, max = 8, help = "requests that decode at a time" },
+    page_size = { 8, min = 1, max = 64, help = "tokens per page of the prefill pool" },
+    decode_page_size = { 4, min = 1, max = 64, help = "tokens per page of the decode pool" },
+    kv_layout = { "NHD", "HND", help = "layout of the prefill pools; decode pools are HND" },
     from = { "same", "cpu", help = "the device that prefills" },
   },
   steps = 20,
@@ -75,7 +75,7 @@ return {
 
   check = function(run)
     local prefill = run.state.prefill.allocator
-    run:expect(prefill.num_free == prefill.num_pages - 1, "%d pages of a request that was handed over are still held",
+    run:expect(prefill.num_free == prefill.num_pages - 1, "%d pages of a transferred request are still held",
       prefill.num_pages - 1 - prefill.num_free)
   end,
 }

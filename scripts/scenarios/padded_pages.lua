@@ -1,6 +1,5 @@
--- One allocation for everything: a page is K's codes, V's codes, K's scales, V's scales, and bytes that belong to
--- somebody else. So all four caches have one page stride, far larger than a page of any of them. Nothing may touch the
--- bytes between.
+-- One allocation for everything: a page has K's codes, V's codes, K's scales, V's scales, and foreign bytes. So all
+-- four caches have the same page stride, which is far larger than their pages. The bytes between must not change.
 
 local nibble = require "nibble"
 
@@ -46,14 +45,14 @@ end
 return {
   title = "padded pages: codes and scales of K and V in one slab, with foreign bytes between them",
   parameters = {
-    gap = { 48, min = 1, max = 4096, help = "bytes before, between and behind the parts of a page" },
+    gap = { 48, min = 1, max = 4096, help = "bytes before, between and after the parts of a page" },
     requests = { 3, min = 1, max = 16, help = "requests" },
     heads = { 4, min = 1, max = 16,
-      help = "KV heads; as many as a page has tokens, so that no check can tell the two apart" },
-    head_dim = { 64, min = 64, max = 256, multiple = 64, help = "of K and V" },
-    page_size = { 4, min = 4, max = 64, multiple = 4, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
-    form = { "pairs", "stacked", help = "K and V are given as two tensors, or as one of five dimensions" },
+      help = "KV heads; by default as many as tokens per page, so that mixing them up passes size checks" },
+    head_dim = { 64, min = 64, max = 256, multiple = 64, help = "head dimension of K and V" },
+    page_size = { 4, min = 4, max = 64, multiple = 4, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
+    form = { "pairs", "stacked", help = "K and V as two tensors, or as one of five dimensions" },
   },
   steps = 12,
 

@@ -1,9 +1,9 @@
--- Preemption: more requests than the pool can hold. When a running one finds no page, the youngest is swapped out: the
--- bytes of its pages go to a second pool, and their pages to whoever is waiting. Later it comes back, on other pages,
--- and goes on where it was, without a token computed twice.
+-- Preemption: more requests than fit into the pool. When a running request finds no page, the youngest one is swapped
+-- out: its bytes go to a second pool, and its pages to the others. Later it is swapped in, on other pages, and
+-- continues without computing a token twice.
 
--- A request with its bytes, from one cache to another of the same page size and layout; nil when there are too few
--- pages. Of its last page only the entries that it uses: what is in the others is somebody's who was there before.
+-- Moves a request and its bytes to another cache with the same page size and layout; returns nil if there are not
+-- enough pages. Of the last page it copies only used entries; the others hold bytes of earlier requests.
 local function move(run, request, from, to)
   local moved = to:admit(request.text, { queue = false })
   if not moved then return nil end
@@ -26,12 +26,12 @@ local function move(run, request, from, to)
 end
 
 return {
-  title = "preemption: the youngest request is swapped out of a full pool, and back when there is room",
+  title = "preemption: the youngest request is swapped out of a full pool, and in again when there is room",
   parameters = {
-    requests = { 5, min = 1, max = 16, help = "requests that are under way" },
-    length = { 20, min = 1, max = 128, help = "tokens at which a request ends" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    requests = { 5, min = 1, max = 16, help = "unfinished requests at a time" },
+    length = { 20, min = 1, max = 128, help = "tokens of a request at its end" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
     swap = { "same", "cpu", help = "the device of the second pool" },
   },
   steps = 40,
@@ -81,16 +81,16 @@ return {
 
   check = function(run)
     local s = run.state
-    run:expect(#s.cache.live > 0, "nobody runs")
-    run:expect(s.out - s.back == #s.swap.live, "%d went, %d came back, %d are away", s.out, s.back, #s.swap.live)
+    run:expect(#s.cache.live > 0, "no request is running")
+    run:expect(s.out - s.back == #s.swap.live, "%d out, %d in, but %d are away", s.out, s.back, #s.swap.live)
   end,
 
   finish = function(run)
     local swap = run.state.swap.allocator
     local held = 0
     for _, request in ipairs(run.state.swap.live) do held = held + #request.pages end
-    run:expect(swap.num_pages - 1 - swap.num_free == held, "pages of requests that came back are still held")
+    run:expect(swap.num_pages - 1 - swap.num_free == held, "pages of requests that were swapped in are still held")
   end,
 
-  verdict = function(run) return ("%d swapped out, %d back"):format(run.state.out, run.state.back) end,
+  verdict = function(run) return ("%d swapped out, %d swapped in"):format(run.state.out, run.state.back) end,
 }

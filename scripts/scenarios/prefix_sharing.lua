@@ -1,14 +1,14 @@
--- Requests that begin with the same prompt share its pages. The last one is seldom full: whoever writes to it while
--- others share it gets a copy first, and the others' bytes stay as they are. Requests end and others are forked from
--- the prompt, or from the middle of a request that is still running.
+-- Requests that begin with the same prompt share its pages. The last page is rarely full: a request that writes to it
+-- while it is shared gets a copy first, and the bytes of the others do not change. Requests end, and new ones are
+-- forked from the prompt or from a part of a running request.
 
 return {
-  title = "prefix sharing: forks of one prompt, each page copied when its first writer comes",
+  title = "prefix sharing: forks of one prompt, with copy-on-write of shared pages",
   parameters = {
-    requests = { 4, min = 1, max = 16, help = "requests that run at once" },
-    prompt = { 10, min = 1, max = 256, help = "tokens of the prompt they share" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    requests = { 4, min = 1, max = 16, help = "requests that run at a time" },
+    prompt = { 10, min = 1, max = 256, help = "tokens of the shared prompt" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
     page_padding = { 64, min = 0, max = 4096, multiple = 16, help = "bytes between pages" },
   },
   steps = 24,
@@ -51,12 +51,12 @@ return {
     for _, request in ipairs(cache.live) do -- a page that is written to is the writer's alone
       local last = request.pages[#request.pages]
       local shared = cache.allocator:references(last) > 1
-      run:expect(request == run.state.prompt or not shared, "request %d has written to page %d, which others share",
+      run:expect(request == run.state.prompt or not shared, "request %d wrote to page %d, which others share",
         request.id, last)
     end
   end,
 
   verdict = function(run)
-    return ("%d pages were copied for their first writer"):format(run.ops["copy page"] or 0)
+    return ("%d shared pages were copied before a write"):format(run.ops["copy page"] or 0)
   end,
 }

@@ -1,14 +1,14 @@
--- Sliding-window attention: a request keeps the pages that its window touches; the oldest full page goes back when the
--- window has left it, and the ring of free pages hands it to somebody else as late as it can. Positions in the text go
--- on; those in the cache are counted from what is left.
+-- Sliding-window attention: a request keeps the pages of its window. Its oldest page is released when the window has
+-- left it, and the ring of free pages reuses it as late as possible. Positions in the text continue; positions in the
+-- cache count from the oldest token that is left.
 
 return {
-  title = "sliding window: each request keeps a ring of pages, the oldest goes back as the window slides",
+  title = "sliding window: each request keeps a ring of pages and releases the oldest as the window slides",
   parameters = {
     requests = { 3, min = 1, max = 16, help = "requests" },
-    window = { 10, min = 1, max = 256, help = "tokens that attention looks at" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    window = { 10, min = 1, max = 256, help = "tokens in the attention window" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = 40,
 
@@ -52,7 +52,7 @@ return {
     for _, request in ipairs(run.state.cache.live) do
       local total = request.dropped + request.length
       run:expect(request.length >= math.min(run.p.window, total), "request %d lost a token of its window", request.id)
-      run:expect(total > run.steps, "request %d lost count of its text", request.id)
+      run:expect(total > run.steps, "request %d has a wrong count of tokens", request.id)
     end
   end,
 }

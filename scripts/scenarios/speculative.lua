@@ -1,13 +1,13 @@
 -- Speculative decoding: a small model drafts some tokens, all of them are appended and read in one step, and the large
--- model keeps the first few. The slots of the others are taken back and hold the next step's tokens.
+-- model keeps the first few. The slots of the others are reused for the tokens of the next step.
 
 return {
-  title = "speculative decoding: drafts are appended, some are rejected, their slots are used again",
+  title = "speculative decoding: drafts are appended, some are rejected, and their slots are reused",
   parameters = {
-    drafts = { 4, min = 1, max = 16, help = "tokens drafted for each request and step" },
+    drafts = { 4, min = 1, max = 16, help = "drafted tokens per request and step" },
     requests = { 3, min = 1, max = 16, help = "requests" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = 16,
 
@@ -54,10 +54,10 @@ return {
   finish = function(run)
     local s = run.state
     run:expect(run.steps < 4 or s.rejected > 0, "no draft was rejected in %d steps", run.steps)
-    run:expect(s.rejected == 0 or s.reused > 0, "%d drafts were rejected, and no slot was used again", s.rejected)
+    run:expect(s.rejected == 0 or s.reused > 0, "%d drafts were rejected, and no slot was reused", s.rejected)
   end,
 
   verdict = function(run)
-    return ("%d drafts were rejected, %d of their slots used again"):format(run.state.rejected, run.state.reused)
+    return ("%d drafts were rejected, %d of their slots were reused"):format(run.state.rejected, run.state.reused)
   end,
 }

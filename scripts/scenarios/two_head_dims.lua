@@ -1,17 +1,17 @@
--- K and V with different head dimensions, as in attention with a latent K: 192 and 128. An append takes K and V of one
--- dimension, so each side is appended by itself, the halves of its rows as K and V. The dequantization reads both at
--- once.
+-- K and V with different head dimensions, 192 and 128, as in attention with a latent K. An append needs K and V of the
+-- same dimension. So K and V are appended separately, each with the halves of its rows as K and V. One dequantize reads
+-- both.
 
 return {
   title = "K and V with different head dimensions in one cache",
   parameters = {
-    head_dim = { 192, min = 32, max = 512, multiple = 32, help = "of K" },
-    v_head_dim = { 128, min = 32, max = 512, multiple = 32, help = "of V" },
+    head_dim = { 192, min = 32, max = 512, multiple = 32, help = "head dimension of K" },
+    v_head_dim = { 128, min = 32, max = 512, multiple = 32, help = "head dimension of V" },
     requests = { 3, min = 1, max = 16, help = "requests" },
     heads = { 2, min = 1, max = 16, help = "KV heads" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
-    dtype = { "bfloat16", "float16", help = "of K, V and what is read back" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
+    dtype = { "bfloat16", "float16", help = "dtype of K, V and the outputs" },
   },
   steps = 12,
 

@@ -1,18 +1,18 @@
--- A pipeline over layers in one graph: one stream appends layer after layer, the other dequantizes each as soon as it
--- is there. The second stream joins by an event of the first one, waits for one more before each layer, and is joined
--- back at the end. Before each replay the same is done once without a graph, behind work that takes long.
+-- A pipeline over layers in one graph: one stream appends layer after layer, and the other dequantizes each layer after
+-- its append. The second stream joins by an event of the first one, waits for another event before each layer, and is
+-- joined back at the end. Before each replay the same work runs without a graph, after work that takes long.
 
 local nibble = require "nibble"
 
 local LONG = 1 << 22 -- elements
 
 return {
-  title = "two streams in one graph: one appends layer after layer, the other reads each behind it",
+  title = "two streams in one graph: one appends layer after layer, the other reads each layer after its append",
   parameters = {
-    layers = { 4, min = 1, max = 16, help = "layers, each with a cache of its own" },
+    layers = { 4, min = 1, max = 16, help = "layers, each with its own cache" },
     requests = { 3, min = 1, max = 16, help = "requests" },
-    page_size = { 4, min = 1, max = 64, help = "tokens a page" },
-    kv_layout = { "HND", "NHD", help = "of the caches" },
+    page_size = { 4, min = 1, max = 64, help = "tokens per page" },
+    kv_layout = { "HND", "NHD", help = "layout of the caches" },
   },
   steps = 10,
 

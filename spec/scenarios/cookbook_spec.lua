@@ -9,7 +9,7 @@ local recipes, broken = {}, nil
 for section in (text:gsub("\n## ", "\0")):gmatch("%z([^%z]+)") do
   local heading, body = section:match("^([^\n]+)(.*)$")
   local code = body:match("\n```lua\n(.-)```")
-  if heading == "When it fails" then broken = { code = code, shown = body:match("\n\n(    FAILED.-\n)\n") }
+  if heading == "When a scenario fails" then broken = { code = code, shown = body:match("\n\n(    FAILED.-\n)\n") }
   elseif code then recipes[#recipes + 1] = { heading = heading, code = code } end
 end
 
