@@ -75,7 +75,7 @@ end]]
     end
     local _, unseen = nibble.check_reports()
     assert.equal(1, #unseen)
-    assert.matches("^what page.nvfp4.* %(.*checker_far_spec.lua:%d+%) does in a graph that writes its index tensors",
+    assert.matches("^page.nvfp4.* %(.*checker_far_spec.lua:%d+%) in a graph that writes its index tensors",
       unseen[1])
   end)
 

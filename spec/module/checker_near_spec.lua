@@ -290,7 +290,7 @@ get(pool, i32 {{0, 1, 5}}, i32 {6})]])
     end)
 
     it("a table that is older than the owner of its page", function()
-      fault("unwritten", "since the page was handed out", POOL .. [[
+      fault("unwritten", "since the page was allocated", POOL .. [[
 local old = allocator:allocate(4)
 put(pool, allocator:slots(old))
 local tables = i32 {{0, -1, -1}}
@@ -301,7 +301,7 @@ get(pool, tables, i32 {4}) --1]])
     end)
 
     it("a freed page, and not beyond the length", function()
-      fault("freed page", "given back", POOL .. [[
+      fault("freed page", "was released", POOL .. [[
 local request = allocator:allocate(8)
 put(pool, allocator:slots(request))
 local tables, four, five = i32 {{0, 1, -1}}, i32 {4}, i32 {5}
@@ -311,7 +311,7 @@ get(pool, tables, five) --1 --break]])
     end)
 
     it("a freed page, in one of three pools", function()
-      fault("freed page", "given back", POOL .. [[
+      fault("freed page", "was released", POOL .. [[
 local second = new_pool("NHD", allocator)
 local third = new_pool("NHD")
 local request = allocator:allocate(8)
@@ -322,7 +322,7 @@ get(second, i32 {{0, -1, -1}}, i32 {4}) --1 --break]])
     end)
 
     it("an append to a freed page", function()
-      fault("freed page", "given back", POOL .. [[
+      fault("freed page", "was released", POOL .. [[
 local request = allocator:allocate(8)
 put(pool, allocator:slots(request))
 local slots = nibble.tensor {7}
@@ -332,7 +332,7 @@ put(pool, slots) --1 --break]])
     end)
 
     it("a freed page in an E4M3 copy", function()
-      fault("freed page", "given back", POOL .. [[
+      fault("freed page", "was released", POOL .. [[
 local request = allocator:allocate(8)
 put(pool, allocator:slots(request))
 local sf = nibble.quantization.swizzle_v_scales(pool.kv_cache_sf[2], "HND")
@@ -355,7 +355,7 @@ nibble.quantization.swizzle_v_scales(pool.kv_cache_sf[2], "HND", {out = out})]])
     end)
 
     it("pages of two allocators that have a half of a pool each", function()
-      fault("freed page", "given back", [[
+      fault("freed page", "was released", [[
 local whole = new_pool("NHD")
 local function half(from)
   local t = {paged_kv_cache = {}, kv_cache_sf = {}, kv_layout = "NHD"}
@@ -378,7 +378,7 @@ get(low, i32 {{0, -1, -1}}, i32 {4}) --1 --break]])
     end)
 
     it("pages of an allocator that has a half, in an operation on the whole", function()
-      fault("freed page", "given back", [[
+      fault("freed page", "was released", [[
 local whole = new_pool("NHD")
 local high = {paged_kv_cache = {}, kv_cache_sf = {}, kv_layout = "NHD"}
 for i = 1, 2 do

@@ -20,7 +20,7 @@ local A = pages.allocator {num_pages = 8, page_size = 4, reserved = 1}
 local P = new_pool("NHD", A)
 local r = A:allocate(2)
 ]]
-    fault("reserved page", "append.* writes page 0 %(slot_mapping index 2%), which is reserved: no request has it", reserved .. [[
+    fault("reserved page", "append.* writes page 0 %(slot_mapping index 2%), which is reserved and belongs to no request", reserved .. [[
 local slots = A:slots(r)
 put(P, {slots[1], slots[2], 0}) --1 --break
 put(P, {slots[1], slots[2], -1})]])
@@ -31,7 +31,7 @@ get(P, {{1, -1}, {0, -1}}, {2, 0})]])
   end)
 
   it("that a row is one request's, in its order", function()
-    fault("foreign row", "reads row 0 of block_tables %(pages 0, 1%), which no live request has in this order", POOL .. [[
+    fault("foreign row", "reads row 0 of block_tables %(pages 0, 1%), but no live request has these pages in this order", POOL .. [[
 local old = A:allocate(8)
 put(P, A:slots(old))
 A:free(old)
@@ -70,7 +70,7 @@ get(P, {{0, 4}}, {5})]])
   end)
 
   it("how long a request is", function()
-    fault("beyond length", "reads 6 tokens of row 0 of block_tables, but request 1 has 5 there", POOL .. [[
+    fault("beyond length", "reads 6 tokens of row 0 of block_tables, but request 1 has only 5 there", POOL .. [[
 local r = A:allocate(6) --2
 put(P, A:slots(r))
 A:rewind(r, 1)
@@ -102,10 +102,10 @@ local g = nibble.stream():capture(function()
 end)
 main:scope(g.replay, g)
 ]]
-    fault("beyond length", "reads 6 tokens of row 0 of block_tables, but request 1 has 5 there", replays .. [[
+    fault("beyond length", "reads 6 tokens of row 0 of block_tables, but request 1 has only 5 there", replays .. [[
 A:rewind(r, 1) --break
 main:scope(g.replay, g) --3]])
-    fault("freed page", "reads page 0 %(block_tables row 0, column 0%), which was given back", (replays:gsub(" %-%-2", "")) .. [[
+    fault("freed page", "reads page 0 %(block_tables row 0, column 0%), which was released", (replays:gsub(" %-%-2", "")) .. [[
 A:free(r) --2 --break
 main:scope(g.replay, g) --3]])
   end)
@@ -135,7 +135,7 @@ get(P, {{0, 8}}, {4})]])
   end)
 
   it("that tokens which were taken back are not there until they are written again", function()
-    fault("unwritten", "page 1, entry 2, which nothing has written since the page was handed out", POOL .. [[
+    fault("unwritten", "page 1, entry 2, which nothing has written since the page was allocated", POOL .. [[
 local r = A:allocate(7)
 put(P, A:slots(r))
 A:rewind(r, 2)
@@ -146,7 +146,7 @@ get(P, {{0, 1}}, {8}) --1]])
   end)
 
   it("that a page which is swapped out and in has no more tokens than before", function()
-    fault("unwritten", "page 3, entry 2, which nothing has written since the page was handed out", POOL .. [[
+    fault("unwritten", "page 3, entry 2, which nothing has written since the page was allocated", POOL .. [[
 local r = A:allocate(8)
 put(P, A:slots(r, 0, 6)) --break
 --fix put(P, A:slots(r))
@@ -187,7 +187,7 @@ describe("checked mode sees what is written over another request's tokens #quick
 
   it("by slots that are older than the owner of the page", function()
     fault("foreign entry",
-      "writes entry 1 of page 0 %(slot_mapping index 0%) once more, by a slot_mapping that is older than "
+      "writes entry 1 of page 0 %(slot_mapping index 0%) again, with a slot_mapping that is older than "
       .. "request 2", POOL .. [[
 local old = A:allocate(2)
 local slots = nibble.tensor {1}
@@ -209,7 +209,7 @@ put(P, slots) --1]])
   end)
 
   it("by tensors of a batch that went", function()
-    fault("foreign entry", "writes entry 0 of page 0 %(slot_mapping index 0%) for request 1, but request 2 has the page now", POOL .. [[
+    fault("foreign entry", "writes entry 0 of page 0 %(slot_mapping index 0%) for request 1, but request 2 owns the page now", POOL .. [[
 local old = A:allocate(2)
 local t = pages.tensors(A:batch {old})
 A:free(old)
@@ -228,7 +228,7 @@ local p = A:allocate(2) --2
 put(P, A:slots(p))
 --fix slots = nibble.tensor(A:slots(p))
 put(P, slots, bf16(2, 2, 64)) --1]])
-    fault("foreign entry", "for request 1, but request 2 has the page now", POOL .. [[
+    fault("foreign entry", "for request 1, but request 2 owns the page now", POOL .. [[
 local old = A:allocate(2)
 local slots = nibble.tensor(A:batch({old}).slot_mapping, {dtype = "int32"})
 A:free(old)
@@ -236,7 +236,7 @@ local p = A:allocate(2) --2
 put(P, A:slots(p))
 --fix slots = nibble.tensor(A:batch({p}).slot_mapping, {dtype = "int32"})
 put(P, slots, bf16(2, 2, 64)) --1]])
-    fault("foreign row", "reads row 0 of block_tables, which was made for request 1, but request 2 has its pages now", POOL .. [[
+    fault("foreign row", "reads row 0 of block_tables, which was made for request 1, but request 2 owns its pages now", POOL .. [[
 local old = A:allocate(2)
 local t = pages.tensors(A:batch({old}, {max_pages = 3}))
 A:free(old)
@@ -248,7 +248,7 @@ get(P, t.block_tables, t.seq_lens) --1]])
 
   it("by slots of one request while another waits for its token", function()
     fault("foreign entry",
-      "writes entry 3 of page 0 %(slot_mapping index 0%) once more, which request 1 has, while nothing "
+      "writes entry 3 of page 0 %(slot_mapping index 0%) of request 1 again, while nothing "
       .. "has written the last token of request 2", POOL .. [[
 local p, q = A:allocate(4), A:allocate(3)
 put(P, A:slots(p)) --2
@@ -301,9 +301,9 @@ graph:replay() %s
 graph:replay() %s
 assert(#select(2, nibble.check_reports()) == 0)]]
     clean(program:format("", "", "", "", ""))
-    fault("freed page", "append.* writes page 1 %(slot_mapping index 0%), which was given back",
+    fault("freed page", "append.* writes page 1 %(slot_mapping index 0%), which was released",
       program:format("", "--1", "", "A:free(old) --2 --break", "--3"))
-    fault("freed page", "append.* writes page 0 %(slot_mapping index 0%), which was given back",
+    fault("freed page", "append.* writes page 0 %(slot_mapping index 0%), which was released",
       program:format("--1", "", "", "A:free(r) --2 --break", "--3"))
     fault("duplicate slot", "append.* writes entry 1 of page 0 twice",
       program:format("--1", "", "", "first:fill(1) --break", "--3"))
@@ -314,7 +314,7 @@ describe("checked mode knows scales #quick", function()
   after_each(function() nibble.check(false) end)
 
   it("of K and of V", function()
-    fault("wrong scales", "dequantize.* reads the scales of page 0 of kv_cache_sf %(K%), those of V, with data of K", [[
+    fault("wrong scales", "dequantize.* reads the scales of page 0 of kv_cache_sf %(K%), which are those of V, with data of K", [[
 local P = new_pool("NHD")
 put(P, {0, 1, 2, 3}) --2
 local k, v = table.unpack(P.kv_cache_sf)
@@ -384,8 +384,8 @@ mat(5)
 %s
 mat(6) --break]]
     clean(program:format("copy()"))
-    fault("wrong scales", "reads the scales of page 1 of v_block_scales, an interleaved copy that is older than what "
-      .. ".*append.* has written to entry 1", program:format(""))
+    fault("wrong scales", "reads the scales of page 1 of v_block_scales, an interleaved copy that is older than the "
+      .. "write of .*append.* to entry 1", program:format(""))
   end)
 end)
 
@@ -402,7 +402,7 @@ for _ = 1, 3 do
   put(P, A:slots(r))
   get(P, {{0, 1}}, {6})
 end]]
-    fault("unwritten", "since the page was handed out", [[
+    fault("unwritten", "since the page was allocated", [[
 local P, A = new_pool("HND"), nil
 for i = 1, 2 do
   A = pages.allocator {num_pages = 8, page_size = 4}
@@ -426,7 +426,7 @@ pages.unwatch(A)
 get(Q, {{3}}, {4})
 pages.watch(A, P)
 get(P, {{0}}, {4})]])
-    fault("freed page", "has not handed out", POOL .. [[
+    fault("freed page", "has not allocated", POOL .. [[
 local Q = new_pool("NHD", A)
 pages.unwatch(A, P)
 get(Q, {{5}}, {4}) --1 --break

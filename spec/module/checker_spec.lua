@@ -227,7 +227,7 @@ x:totable() --1]])
     end)
 
     it("read by an operation, also through copies and in a graph", function()
-      fault("unwritten", "append_key bfloat16 {2, 2, 64} from byte 256, where tensor:copy put what nothing has written", [[
+      fault("unwritten", "append_key bfloat16 {2, 2, 64} from byte 256, where tensor:copy copied unwritten bytes", [[
 local pool, rows, half = new_pool("NHD"), nibble.empty({2, 2, 64}, {dtype = "bfloat16"}), bf16(1, 2, 64)
 local other = rows:clone() --2
 other:narrow(1, 1, 1):copy(half)
@@ -324,7 +324,7 @@ end)]])
     end)
 
     it("a page of two requests that do not share it", function()
-      fault("owned twice", "dequantize.* reads page 0 in two rows of block_tables %(1 is the second%), but one request has it", [[
+      fault("owned twice", "dequantize.* reads page 0 in two rows of block_tables %(the second is row 1%), but only one request owns it", [[
 local allocator = pages.allocator {num_pages = 8, page_size = 4}
 local pool = new_pool("HND", allocator)
 local first, second = allocator:allocate(3), allocator:allocate(2) --2
@@ -333,7 +333,7 @@ put(pool, allocator:slots(second))
 local tables = i32 {{0, -1, -1}, {0, -1, -1}} --break
 --fix local tables = i32 {{0, -1, -1}, {1, -1, -1}}
 get(pool, tables, i32 {3, 2}) --1]])
-      fault("owned twice", "append.* writes page 0 %(slot_mapping index 0%), which 2 requests have without sharing it", [[
+      fault("owned twice", "append.* writes page 0 %(slot_mapping index 0%), which 2 requests own without sharing it", [[
 local allocator = pages.allocator {num_pages = 8, page_size = 4}
 local pool = new_pool("NHD", allocator)
 local first = allocator:allocate(3) --2
@@ -341,7 +341,7 @@ local second = allocator:allocate(2)
 put(pool, allocator:slots(first))
 second.pages[1] = first.pages[1] --break
 put(pool, allocator:slots(second)) --1]])
-      fault("owned twice", "writes page 0 %(slot_mapping index 0%), which two allocators have handed out", [[
+      fault("owned twice", "writes page 0 %(slot_mapping index 0%), which two allocators have allocated", [[
 local allocator = pages.allocator {num_pages = 8, page_size = 4}
 local pool, part = new_pool("NHD", allocator), {}
 for i, t in ipairs(pool.paged_kv_cache) do part[i], part[i + 2] = t:narrow(1, 1, 4), pool.kv_cache_sf[i]:narrow(1, 1, 4) end
@@ -372,7 +372,7 @@ get(pool, batch.block_tables, batch.seq_lens)]]
     end)
 
     it("a freed page in a block table, eager and replayed", function()
-      fault("freed page", "dequantize.* reads page 0 %(block_tables row 0, column 0%), which was given back", [[
+      fault("freed page", "dequantize.* reads page 0 %(block_tables row 0, column 0%), which was released", [[
 local allocator = pages.allocator {num_pages = 8, page_size = 4}
 local pool = new_pool("HND", allocator)
 local request = allocator:allocate(6)
@@ -381,7 +381,7 @@ local tables = i32 {{0, 1, -1}}
 --fix get(pool, tables, i32 {6})
 allocator:free(request) --2
 get(pool, tables, i32 {6}) --1 --break]])
-      fault("freed page", "reads page 0 %(block_tables row 0, column 0%), which was given back", [[
+      fault("freed page", "reads page 0 %(block_tables row 0, column 0%), which was released", [[
 local allocator = pages.allocator {num_pages = 8, page_size = 4}
 local pool = new_pool("HND", allocator)
 local request = allocator:allocate(9)
@@ -395,7 +395,7 @@ a:scope(function() graph:replay() end)
 allocator:drop(request, 1) --2
 --fix a:scope(function() tables:copy(i32 {{1, 2, -1}}) lengths:fill(5) end)
 a:scope(function() graph:replay() end) --3]])
-      fault("freed page", "append.* writes page 3 %(slot_mapping index 0%), which the allocator has not handed out", [[
+      fault("freed page", "append.* writes page 3 %(slot_mapping index 0%), which the allocator has not allocated", [[
 local allocator = pages.allocator {num_pages = 8, page_size = 4}
 local pool = new_pool("HND", allocator)
 local request = allocator:allocate(4)

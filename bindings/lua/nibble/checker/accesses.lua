@@ -1,18 +1,18 @@
--- What an operation really reads and writes: of paged caches and index tensors only what slots, tables, lengths and
--- positions say.
+-- The accesses of an operation: of paged caches and index tensors, only the parts that slots, tables, lengths and
+-- positions select.
 --
--- expand(observation, contents) gives a list of items {view, write, touch, parameter, spans, pieces} and facts about
--- pages. `item:spans()` is the list of bytes, or nil when it is not known. `pieces` of a paged cache are {page, first
--- entry, entries}. `touch`: a kernel of the user's, of which only the tensors are known.
+-- expand(observation, contents) returns a list of items {view, write, touch, parameter, spans, pieces} and facts about
+-- pages. `item:spans()` is the list of bytes, or nil if it is not known. `pieces` of a paged cache are {page, first
+-- entry, entries}. `touch` is set for a user kernel, of which only the tensors are known.
 
 local operations = require "nibble.operations"
 local spans = require "nibble.checker.spans"
 
 local accesses = {}
 
--- By kernel. Each gets the accesses and the contents (lists of integers) by parameter, and adds to `out` by
--- parameter what is more exact than the whole view: what makes the spans, and the pieces. It returns the facts. Equal
--- contents are the same list again; what else it wants to know the next time it keeps in `memo`.
+-- Functions by kernel. Each gets the accesses and the contents (lists of integers) by parameter. For parameters of
+-- which only a part is used, it adds to `out` what makes the spans, and the pieces. It returns the facts. Equal
+-- contents are the same list; a function can keep other data for the next call in `memo`.
 local exact = {}
 
 local function by_parameter(observation)
@@ -25,7 +25,7 @@ local function by_parameter(observation)
   return named
 end
 
---- The accesses whose contents `expand` wants, by parameter; nil when it wants none.
+--- The accesses whose contents `expand` needs, by parameter; nil if it needs none.
 function accesses.indices(observation)
   local op = not observation.user_kernel and operations.of_kernel[observation.kernel]
   if not op or not exact[op.kernel] then return nil end
@@ -228,8 +228,8 @@ function exact.append(named, contents, out)
   return { slots = slots, parameter = "slot_mapping", page_size = accesses.page_size(cache) }
 end
 
--- What dequantize read the last time, when tables are the same and lengths end in the same pages: from step to step only
--- the last piece of each request grows.
+-- What dequantize read the last time, when tables are the same and lengths end in the same pages: from step to step
+-- only the last piece of each request grows.
 local function grown(memo, tables, lengths, counts, size)
   local sum, rows = 0, {}
   for b, count in ipairs(counts) do

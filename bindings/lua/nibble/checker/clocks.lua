@@ -1,8 +1,8 @@
--- Who comes before whom: vector clocks over streams and the host.
+-- The order of work: vector clocks over streams and the host.
 --
 -- Each piece of work of a stream is a point: {stream, epoch, clock}. `epoch` counts the stream's work; `clock[s]` is
--- how much of stream s comes before the point because an event, or a wait of the host's, says so. Clocks are never
--- changed, only replaced, so that points share them.
+-- how much of stream s is before the point, by events and waits of the host. Clocks are never changed, only replaced,
+-- so that points can share them.
 
 local clocks = {}
 clocks.__index = clocks
@@ -11,7 +11,7 @@ function clocks.new()
   return setmetatable({ host = {}, host_changes = 0, streams = {}, events = {}, released = {} }, clocks)
 end
 
--- A clock that also knows of everything up to a point.
+-- A clock that also covers everything up to a point.
 local function joined(self, clock, point)
   local result
   local function raise(stream, epoch)
@@ -27,7 +27,7 @@ local function joined(self, clock, point)
   return result or clock
 end
 
--- A stream with what the host knows now: whatever it queues comes after that.
+-- A stream whose clock includes the host's: what it queues now is after all that the host has waited for.
 function clocks:stream(id)
   local stream = self.streams[id]
   if not stream then

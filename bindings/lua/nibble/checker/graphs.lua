@@ -1,8 +1,8 @@
--- Captures and what they become: nodes, their order inside a graph, and what a replay does.
+-- Captures and graphs: nodes, their order in a graph, and the accesses of a replay.
 --
--- Nodes of one stream of the capture are ordered, so that a clock over these streams says which nodes come before
--- which. From outside a replay is one piece of work of its stream: what nodes do that no index tensor decides is
--- summarized once, and a replay looks at the rest alone.
+-- The nodes of one stream of a capture are ordered, so a vector clock over these streams gives the order of all nodes.
+-- Seen from outside, a replay is one piece of work of its stream. Accesses that do not depend on index tensors are
+-- summarized once; a replay checks only the others.
 
 local accesses = require "nibble.checker.accesses"
 local spans = require "nibble.checker.spans"
@@ -10,9 +10,9 @@ local spans = require "nibble.checker.spans"
 local graphs = {}
 graphs.__index = graphs
 
---- `run(operation, observation, all, items, facts, ordered, known)` does what an operation outside of a graph does too;
---- `items`: those of `all` that are not in the summary; `ordered`: but the order was looked at, `known`: and it is
---- remembered elsewhere. `copied(items)` is told of copies that run does not see.
+--- `run(operation, observation, all, items, facts, ordered, known)` makes the checks that are the same outside of
+--- graphs. `items` are those of `all` that are not in the summary; `ordered`: their order was checked; `known`: they
+--- are recorded elsewhere. `copied(items)` is called for copies that run does not see.
 function graphs.new(memory, report, peek, run, copied)
   return setmetatable({ memory = memory, report = report, peek = peek, run = run, copied = copied, captures = {},
     graphs = {},
@@ -96,9 +96,9 @@ local function key_of(access)
     table.concat(access.stride, ","))
 end
 
--- Where to find what node k reads in an index tensor, when it is looked at after the replay: there, if nothing writes it
--- later; if something does, in what the last copy before the node took it from, unless the graph writes that too. Else
--- nil.
+-- Where to find what node k reads in an index tensor, when it is looked at after the replay: there, if nothing writes
+-- it later; if something does, in what the last copy before the node took it from, unless the graph writes that too.
+-- Else nil.
 local function content_of(graph, k, access)
   local before, later
   for _, i in ipairs(graph.writers[access.storage] or {}) do
@@ -166,7 +166,7 @@ function graphs:finish(o)
         graph.in_order = graph.in_order or known and content ~= access -- whose table it is changes on the way
       end
       if not known then
-        self.memory.note(("what %s (%s) does in a graph that writes its index tensors after their use"):format(
+        self.memory.note(("%s (%s) in a graph that writes its index tensors after their use"):format(
           node.operation, node.where or "?"))
       end
       for _, access in ipairs(node.accesses) do
@@ -332,7 +332,7 @@ function graphs:replay(o, point)
       closed.reported = true
       self.report("closed", { name = o.operation, where = o.where, callers = o.callers },
         { name = "tensor:close", where = closed.where, callers = closed.callers },
-        ("%s reads %s (%s), the last tensor of which was closed: it sees the old values for ever"):format(o.operation,
+        ("%s reads %s (%s), whose last tensor was closed: its values cannot change any more"):format(o.operation,
           input.parameter or "an argument", input.node.operation))
     end
   end

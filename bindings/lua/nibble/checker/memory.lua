@@ -1,8 +1,8 @@
--- What is known of each storage: who used it and whether anything orders them, and which bytes were ever written.
+-- The record of each storage: its accesses, whether they are ordered, and which bytes were written.
 --
--- An operation is {name, where, replay, point}; its items are those of accesses.lua. For each storage and stream there
--- is a log of the accesses, oldest first. A new access is compared with those that no clock puts before it, and only
--- then are bytes looked at.
+-- An operation is {name, where, replay, point}; its items are those of accesses.lua. Each storage has a log of accesses
+-- for each stream, oldest first. A new access is compared with those that no clock orders before it; their bytes are
+-- compared only then.
 
 local accesses = require "nibble.checker.accesses"
 local operations = require "nibble.operations"
@@ -17,13 +17,13 @@ local MOST_PASSED = 16
 local LONGEST = 256  -- accesses of one stream to a storage in its log; older ones are summarized
 local OLDEST = 65536 -- ranges of bytes in such a summary
 
---- `report(kind, operation, other, message)` takes what is found.
+--- `report(kind, operation, other, message)` is called with each error.
 function memory.new(clock, report, note)
   return setmetatable({ clocks = clock, report = report, storages = {}, time = 0, serial = 0, note = note or function()
     end }, memory)
 end
 
---- The record of a storage. One that is not known, because it is older than the checker, counts as written.
+--- The record of a storage. A storage that is older than the checker counts as written.
 function memory:storage(id)
   local storage = self.storages[id]
   if not storage then
@@ -501,8 +501,8 @@ function memory:check_written(operation, items, skip, page_owner)
         local storage = self:storage(item.view.storage)
         local owner = page_owner and item.pieces and page_owner(item, byte)
         local passed = not owner and self:passed_by(storage, byte)
-        local why = owner and "which nothing has written since the page was handed out"
-          or passed and ("where %s put what nothing has written"):format(passed.name) or "which nothing has written"
+        local why = owner and "which nothing has written since the page was allocated"
+          or passed and ("where %s copied unwritten bytes"):format(passed.name) or "which nothing has written"
         self.report("unwritten", operation, owner or passed,
           ("%s reads %s, %s"):format(operation.name, memory.place(item, byte), why), { item = item })
         return
@@ -631,9 +631,9 @@ function memory:check_scales(operation, observation, items, skip)
       local wrong, writer, entry
       if tag then writer, entry = written_since(self, tag, piece) end
       if writer then
-        wrong = ("an interleaved copy that is older than what %s has written to entry %d"):format(writer.name, entry)
+        wrong = ("an interleaved copy that is older than the write of %s to entry %d"):format(writer.name, entry)
       elseif tag and other and tag.role ~= other.role then
-        wrong = ("those of %s, with data of %s"):format(tag.role, other.role)
+        wrong = ("which are those of %s, with data of %s"):format(tag.role, other.role)
       elseif tag and tag.interleaved ~= (pair.interleaved or false) then
         wrong = tag.interleaved and "which are interleaved, as linear ones" or "which are linear, as interleaved ones"
       end
@@ -647,7 +647,7 @@ function memory:check_scales(operation, observation, items, skip)
   end
 end
 
--- The tags of a storage, of which some become like this one. `uniform`: a tag that all are like; false: they are not.
+-- The tags of a storage, some of which are set to this one. `uniform` is a tag that equals all; false if they differ.
 local function tags_for(storage, tag)
   local one = storage.uniform
   if one == nil then

@@ -1,9 +1,9 @@
--- What an allocator of nibble.pages knows, held against what operations do with the pools that it hands pages out of.
+-- Compares what operations do with the pages of a pool with what its allocator (nibble.pages) knows.
 --
--- `pages.watch(allocator, pool)` says which pools these are. For each allocator there is a book, which the allocator's
--- own operations keep up to date: who holds which page, and at which place of its text; when each entry was handed out,
--- and where in the script; who wrote it last. So what an operation costs does not grow with the pages that are held. An
--- entry is fresh (nothing of its owner's written yet) whenever it is handed out.
+-- `pages.watch(allocator, pool)` names the pools. For each allocator there is a book, which the allocator's operations
+-- update: the requests that hold a page, and at which place of their text; when, and where in the script, each entry
+-- was allocated; who wrote it last. So the cost of a check does not grow with the number of pages in use. An entry is
+-- fresh from its allocation until its owner writes it.
 
 local accesses = require "nibble.checker.accesses"
 local spans = require "nibble.checker.spans"
@@ -30,7 +30,7 @@ end
 
 ------------------------------------------------------------------------------------------------------------ the books
 
--- Requests have numbers in reports, in the order in which they came.
+-- Requests are numbered in reports in the order of their creation.
 local function know(book, request, place)
   local known = book.requests[request]
   if not known then
@@ -298,7 +298,7 @@ function owners:owner(item, byte)
   end
 end
 
--- The other end of a report: the allocator, which gave a page, or an entry of it, to a request.
+-- The other operation of a report: the allocation of a page, or of an entry of it.
 function owners:allocation(allocator, page, entry)
   local book = self.books[allocator]
   local name = "the allocator"
@@ -313,7 +313,7 @@ local function name_of(book, request)
   return ("request %d"):format(know(book, request).number)
 end
 
--- Whether an entry of a watched page has been written since it was handed out.
+-- Whether an entry of a watched page was written since its allocation.
 local function is_written(self, caches, page, entry)
   for _, item in ipairs(caches) do
     local storage = self.memory:storage(item.view.storage)
@@ -402,7 +402,7 @@ function owners:check(operation, items, facts)
   local function flag(page, kind, other, text, ...)
     if flagged[page] then return end
     flagged[page] = true
-    for _, allocator in ipairs(allocators) do -- until the page changes hands
+    for _, allocator in ipairs(allocators) do -- until the owner of the page changes
       local told, number = self.books[allocator].told, numbers[allocator](page)
       if number then
         if told[number] == kind then return end
@@ -412,8 +412,8 @@ function owners:check(operation, items, facts)
     self.report(kind, operation, other, text:format(...), { item = { view = views[allocators[1]] } })
   end
 
-  -- `page` is the operation's, `own` the same one as its allocator calls it; `what` and `index`, or row and column, say
-  -- where.
+  -- `page` is the operation's number of a page, `own` the allocator's number. `what` and `index`, or row and column,
+  -- are the place in the index tensor.
   local function check_page(page, own, allocator, doing, what, index, column)
     local book, count = self.books[allocator], allocator:references(own)
     local holding = book.holding[own] or 0
@@ -423,34 +423,34 @@ function owners:check(operation, items, facts)
       local held = #allocators > 1
       for _, other in ipairs(allocators) do held = held and (other == allocator or references(other, page) > 0) end
       if not held then
-        flag(page, "reserved page", nil, "%s %s page %d (%s %s), which is reserved: no request has it", name, doing,
-          page, parameter,
-          index)
+        flag(page, "reserved page", nil, "%s %s page %d (%s %s), which is reserved and belongs to no request", name,
+          doing, page, parameter, index)
       end
       return count
     end
-    local held = false -- by any of them: they may hand out different pages of one pool
+    local held = false -- by any allocator: they may have different pages of one pool
     for _, other in ipairs(allocators) do held = held or references(other, page) > 0 end
     if not held then
       local freed = book.freed[own]
       flag(page, "freed page", freed and { name = "the allocator", where = freed.where, callers = freed.callers },
         "%s %s page %d (%s %s), which %s", name, doing, page, parameter, index,
-        freed and "was given back" or "the allocator has not handed out")
+        freed and "was released" or "the allocator has not allocated")
     elseif holding > count then
       flag(page, "owned twice", self:allocation(allocator, own),
-        "%s %s page %d (%s %s), which %d requests have without sharing it",
+        "%s %s page %d (%s %s), which %d requests own without sharing it",
         name, doing, page, parameter, index, holding)
     end
     for _, other in ipairs(allocators) do
       if other ~= allocator and count > 0 and references(other, page) > 0 then
         flag(page, "owned twice", self:allocation(allocator, own),
-          "%s %s page %d (%s %s), which two allocators have handed out", name, doing, page, parameter, index)
+          "%s %s page %d (%s %s), which two allocators have allocated", name, doing, page, parameter, index)
       end
     end
     return count
   end
 
-  -- Whether a request has the pages of a row, in this order; if so, the first entry of them that it has no token in.
+  -- Whether a request has the pages of a row in this order; and, if it has fewer tokens, the column and the number of
+  -- its tokens there.
   local function row_of(row, mine, request, allocator)
     local book, before, size = self.books[allocator], -1, allocator.page_size
     local dropped, beyond = request.dropped // size, nil
@@ -467,7 +467,7 @@ function owners:check(operation, items, facts)
     return true, beyond
   end
 
-  -- A page is in two rows that no one request has: whose is it?
+  -- Reports a page that is in two rows of which one request cannot have both.
   local function twice(allocator, row, mine, first)
     local book = self.books[allocator]
     for j, own in ipairs(mine) do
@@ -478,8 +478,8 @@ function owners:check(operation, items, facts)
         end
         if not one or other.row.length ~= row.length then
           flag(row[j], "owned twice", self:allocation(allocator, own),
-            "%s reads page %d in two rows of %s (%d is the second), but one request has it", name, row[j], parameter,
-              row.row)
+            "%s reads page %d in two rows of %s (the second is row %d), but only one request owns it", name, row[j],
+            parameter, row.row)
           return true
         end
       end
@@ -502,8 +502,8 @@ function owners:check(operation, items, facts)
         check_page(page, own, allocator, "reads", "row", row.row, j - 1)
       elseif page < 0 or page >= row.num_pages then
         flag(page, "missing page", nil,
-          "%s reads row %d of %s for %d tokens, but column %d is %d, which is no page: what it should "
-          .. "have held is skipped", name, row.row, parameter, row.length, j - 1, page)
+          "%s reads row %d of %s for %d tokens, but column %d is %d, which is no page: its tokens are skipped", name,
+          row.row, parameter, row.length, j - 1, page)
       end
       bad = bad or flagged[page]
     end
@@ -513,30 +513,30 @@ function owners:check(operation, items, facts)
     local meant = meant_for(self, source.view, allocator, row.row)
     local found, beyond, holder
     for request in pairs(book.holders[last] or {}) do
-      if not found or beyond then -- the request that has them all, and all of their tokens
+      if not found or beyond then -- prefer the request that has all pages and all tokens
         local has, left = row_of(row, mine, request, allocator)
         if has and (not found or not left or left[2] > beyond[2]) then found, beyond, holder = true, left, request end
       end
     end
     if not found then
-      if #allocators > 1 then return end -- the others may have the rest
+      if #allocators > 1 then return end -- the other allocators may have the rest
       flag(row[1], "foreign row", self:allocation(allocator, last),
-        "%s reads row %d of %s (pages %s), which no live request has in this order", name, row.row, parameter,
+        "%s reads row %d of %s (pages %s), but no live request has these pages in this order", name, row.row, parameter,
         table.concat(row, ", "))
     elseif beyond then
       flag(row[beyond[1]], "beyond length", self:allocation(allocator, mine[beyond[1]]),
-        "%s reads %d tokens of row %d of %s, but %s has %d there", name, row.length, row.row, parameter,
+        "%s reads %d tokens of row %d of %s, but %s has only %d there", name, row.length, row.row, parameter,
           name_of(book, holder),
         (beyond[1] - 1) * row.page_size + beyond[2])
     elseif meant and not row_of(row, mine, meant, allocator) then
       flag(row[1], "foreign row", self:allocation(allocator, last),
-        "%s reads row %d of %s, which was made for %s, but %s has its pages now", name, row.row, parameter,
+        "%s reads row %d of %s, which was made for %s, but %s owns its pages now", name, row.row, parameter,
           name_of(book, meant),
         name_of(book, holder))
     end
   end
 
-  -- The request that has a token at an entry of a page, and any that has the page.
+  -- The request with a token at an entry of a page, and any request that has the page.
   local function holder_at(allocator, own, entry)
     local size, any = allocator.page_size, nil
     for request, index in pairs(self.books[allocator].holders[own] or {}) do
@@ -557,7 +557,7 @@ function owners:check(operation, items, facts)
     return holder
   end
 
-  local writes -- page -> entry -> true, as the allocator calls them
+  local writes -- page -> entry -> true, by the allocator's numbers
   local function check_slot(slot, own, allocator)
     local index, page, entry = slot[1], slot[2], slot[3]
     local book = self.books[allocator]
@@ -565,7 +565,7 @@ function owners:check(operation, items, facts)
     if count == math.huge or flagged[page] then return end
     if count >= 2 then
       local holder = holder_at(allocator, own, entry)
-      -- seen by any who holds it: a prompt may be written after it was shared
+      -- A prompt may be written after it was shared, so the first write by an owner is allowed.
       if not holder or is_written(self, caches, page, entry) then
         flag(page, "shared page", self:allocation(allocator, own),
           "%s writes entry %d of page %d (%s index %d), which %d requests share", name, entry, page, parameter, index,
@@ -578,7 +578,7 @@ function owners:check(operation, items, facts)
     local meant = holder and meant_for(self, source.view, allocator, index)
     if meant and not book.holders[own][meant] then
       flag(page, "foreign entry", self:allocation(allocator, own),
-        "%s writes entry %d of page %d (%s index %d) for %s, but %s has the page now", name, entry, page, parameter,
+        "%s writes entry %d of page %d (%s index %d) for %s, but %s owns the page now", name, entry, page, parameter,
           index,
         name_of(book, meant), name_of(book, holder))
       return
@@ -589,7 +589,7 @@ function owners:check(operation, items, facts)
     if source.version and source.version < handed_at(book, own, entry)
       and not (wrote.index == source.index and wrote.version == source.version) then
       flag(page, "foreign entry", wrote.operation,
-        "%s writes entry %d of page %d (%s index %d) once more, by a %s that is older than %s, which has the page",
+        "%s writes entry %d of page %d (%s index %d) again, with a %s that is older than %s, which owns the page",
           name, entry, page,
         parameter, index, parameter, name_of(book, holder))
       return
@@ -608,13 +608,13 @@ function owners:check(operation, items, facts)
     local waiting = who_waits(self, allocator, holder, caches, back, wrote.time, source.version or 0, writes)
     if waiting then
       flag(page, "foreign entry", wrote.operation,
-        "%s writes entry %d of page %d (%s index %d) once more, which %s has, while nothing has "
-        .. "written the last token of %s", name,
+        "%s writes entry %d of page %d (%s index %d) of %s again, while nothing has written "
+        .. "the last token of %s", name,
         entry, page, parameter, index, name_of(book, holder), name_of(book, waiting))
     end
   end
 
-  -- Another layer has the same tables: what was right for it is right.
+  -- Another layer with the same tables was checked already.
   local only, now = facts.rows and #allocators == 1 and self.books[allocators[1]], nil
   if only then
     local _, _, ways = numbering(only, views[allocators[1]])
@@ -661,7 +661,7 @@ function owners:check(operation, items, facts)
   return flagged
 end
 
---- Slots that are there twice.
+--- Reports slots that occur twice in a call.
 function owners:check_slots(operation, facts)
   local seen = {}
   for _, slot in ipairs(facts.slots and #facts.slots > 1 and facts.slots or {}) do

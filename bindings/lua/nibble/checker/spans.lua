@@ -1,5 +1,5 @@
--- Bytes of a storage as sorted lists of ranges {low, high, low, high, ...} that neither touch nor overlap: `high` is
--- the first byte behind. Lists of views and accesses are never changed; sets (of written bytes) are.
+-- Sets of bytes of a storage: sorted lists {low, high, low, high, ...} of ranges that neither touch nor overlap; `high`
+-- is the first byte after a range. Lists of views and accesses are never changed; those of written bytes are.
 
 local spans = {}
 
@@ -35,8 +35,8 @@ function spans.merged(list)
   return result
 end
 
--- The bytes from `base` on under some dimensions {size, stride in bytes} of items of `bytes`, added to a list. false:
--- too many.
+-- Adds to a list the bytes of items of `bytes` bytes in some dimensions {size, stride in bytes}, beginning at `base`.
+-- Returns false if there are too many ranges.
 function spans.add_box(list, base, dims, bytes)
   local rest = {}
   for _, dim in ipairs(dims) do
