@@ -219,7 +219,7 @@ put(P, A:slots(p))
 local slots = nibble.zeros({2}, {dtype = "int64"})
 slots:copy(t.slot_mapping)
 put(P, slots, bf16(2, 2, 64)) --1]])
-    fault("foreign entry", "writes entry 0 of page 0 %(slot_mapping index 0%) for request 1, but request 2 has "
+    fault("foreign entry", "writes entry 0 of page 0 %(slot_mapping index 0%) for request 1, but request 2 owns "
       .. "the page now", POOL .. [[
 local old = A:allocate(2)
 local slots = nibble.tensor(A:slots(old))

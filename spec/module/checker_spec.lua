@@ -437,7 +437,7 @@ end)]])
 
   describe("graphs #quick", function()
     it("that read a closed tensor", function()
-      fault("closed", "graph:replay reads source %(tensor:copy%), the last tensor of which was closed", [[
+      fault("closed", "graph:replay reads source %(tensor:copy%), whose last tensor was closed", [[
 local x, y = nibble.zeros(4), nibble.zeros(4)
 join(a)
 local graph = a:capture(function() y:copy(x) end)
