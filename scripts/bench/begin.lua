@@ -1,8 +1,8 @@
--- What every benchmark begins with: it finds nibble beside it, and reads its options.
+-- The common begin of the benchmarks: finds nibble's modules and parses the options.
 --
 --   local opts, fail = dofile(here .. "/begin.lua")("cpu.lua", HELP, { quick = { false }, ... })
 --
--- --help prints HELP and ends the program. A bad line, and `fail(message)`, end it with a message and status 2.
+-- --help prints HELP and exits. A bad command line, and `fail(message)`, exit with a message and status 2.
 local here = debug.getinfo(1, "S").source:match("^@(.*)[/\\][^/\\]*$")
 package.path = here .. "/../../bindings/lua/?.lua;" .. package.path
 package.cpath = package.cpath .. ";" .. here .. "/../../build/release/?.so"

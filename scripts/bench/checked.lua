@@ -1,12 +1,12 @@
--- What checked mode costs: the processor time of the same work with `nibble.check` and without, and their ratio.
+-- The cost of checked mode: the processor time of the same work with and without `nibble.check`, and their ratio.
 --
--- Each sample makes its tensors anew, checked and plain in turn, in one process, and times the work alone: all threads
--- of the process, the kernels' too. The ratio is the median of the pairs' ratios.
+-- Each sample creates new tensors and times only the work, in all threads of the process, including kernels. Checked
+-- and plain samples alternate in one process. The ratio is the median of the pairs' ratios.
 local HELP = [[
 Usage: nibble scripts/bench/checked.lua [options]      (or lua5.4 scripts/bench/checked.lua)
 
-  --quick        little work: a check that it runs, not a measurement
-  --repeats N    pairs of each case, at least 3 (9); the median counts
+  --quick        little work: tests that the benchmark runs, measures nothing
+  --repeats N    pairs of timings of each case, at least 3 (default: 9); the median is shown
   --only TEXT    only cases whose name contains TEXT
   --help]]
 
@@ -30,16 +30,15 @@ local function new_pool(num_pages)
     device = "cpu" }
 end
 
--- Each case: a name, how often the work is done in a sample, and a function that makes the work: fn(i), for i = 1, 2,
--- ...
+-- A case is a name, how often a sample does the work, and a function that returns the work: fn(i), for i = 1, 2, ...
 local cases = {}
 local function case(name, count, make)
   cases[#cases + 1] = { name = name, count = opts.quick and 8 or count, make = make }
 end
 
--- A step of decode for a batch of 8, each with `length` tokens and more: append and dequantize of each layer are a
--- graph, and a step copies slots, tables and lengths into its inputs, replays, and waits. `watched`: checked mode knows
--- the allocator, which the step asks for them.
+-- A decode step for a batch of 8 with at least `length` tokens each. Append and dequantize of each layer are in a
+-- graph; a step copies slots, tables and lengths to its inputs, replays it, and waits. `watched`: the pool is watched,
+-- and the step gets them from its allocator.
 local function decode(layers, length, steps, watched)
   return function()
     local most = length + steps + 8
@@ -142,7 +141,7 @@ local function median(list)
   return #list % 2 == 1 and list[middle] or (list[middle] + list[middle + 1]) / 2
 end
 
--- Microseconds of processor time that the work takes once.
+-- Microseconds of processor time for the work, once.
 local function measure(entry, checked)
   nibble.check(checked and function(report) error(report.text) end or false)
   local stream = nibble.stream(ON)

@@ -1,14 +1,13 @@
--- How fast the operations are on the CPU: elements a second and thread, and the share of a copy that moves as many
+-- The speed of the operations on the CPU: elements per second and thread, and the speed relative to a copy of as many
 -- bytes.
 --
--- The copy (t:copy of uint8 tensors, on the same threads) is timed in turn with the operation, in the same run; the
--- share is the median of the pairs' ratios. 100 % is as fast as memory allows when each byte that must move is moved
--- once.
+-- The copy (t:copy of uint8 tensors, on the same threads) and the operation are timed alternately in the same run; the
+-- relative speed is the median of the pairs' ratios. 100 % is the limit of the memory if each byte is moved once.
 local HELP = [[
 Usage: nibble scripts/bench/cpu.lua [options]      (or lua5.4 scripts/bench/cpu.lua)
 
-  --quick        small inputs that fit in a cache: a check that it runs, not a measurement
-  --repeats N    timings of each, at least 9 (15); the median counts
+  --quick        small inputs that fit into a cache: tests that the benchmark runs, measures nothing
+  --repeats N    timings of each operation, at least 9 (default: 15); the median is shown
   --only TEXT    only operations whose name contains TEXT
   --csv          comma-separated values
   --json         JSON
@@ -29,7 +28,7 @@ for _, info in ipairs(nibble.devices()) do
   if info.name == "cpu" then threads = info.processors or 1 end
 end
 
--- Sizes: about 32 MB a tensor, more than most caches hold; --quick a sixty-fourth of it.
+-- Sizes: about 32 MB per tensor, more than most caches hold; with --quick 1/64 of it.
 local N = opts.quick and 256 or 16384 -- tokens
 local HEADS, DIM, PAGE_SIZE = 4, 256, 16
 local NUM_PAGES = N // PAGE_SIZE
@@ -37,7 +36,7 @@ local MLA_HEADS, MLA_N = 8, N // 4
 
 local function on(dtype) return { dtype = dtype, device = "cpu" } end
 
--- Normal values; from 65536 on they repeat, because drawing 100 million would take longer than all measurements.
+-- Normal values that repeat after 65536, since 100 million different ones would take longer than all measurements.
 local function normal(dtype, seed, ...)
   local n = 1
   for _, size in ipairs { ... } do n = n * size end
@@ -52,7 +51,7 @@ local function close(...)
   for _, t in ipairs { ... } do t:close() end
 end
 
--- Tokens in random slots, as one long-running pool has them.
+-- Tokens in random slots, as in a pool after long use.
 local function slots(n, seed)
   return nibble.randperm(n, { dtype = "int64", device = "cpu", seed = seed })
 end
@@ -68,7 +67,7 @@ local function filled_pool(kv_layout)
   return pool, k, v
 end
 
--- Each case: a name and a function that makes the input and returns the work, its elements and the bytes that it must
+-- A case is a name and a function that creates the input and returns the work, its elements and the bytes that it must
 -- move.
 local VALUES = N * HEADS * DIM       -- elements of K (or V)
 local PACKED = VALUES // 2 + VALUES // 16
@@ -89,7 +88,7 @@ for _, dtype in ipairs { "bfloat16", "float16" } do
   end
 end
 
--- Eight requests that have all pages of the pool between them.
+-- Eight requests that together have all pages of the pool.
 local function batch()
   local n = N // 8
   return pages.tensors(assert(pages.plan {
@@ -211,7 +210,7 @@ end
 
 local function measure(stream, entry, bar)
   local work, elements, bytes = entry.make()
-  -- A copy of n bytes moves 2n: it reads them and writes them. Both are filled first: untouched memory is no memory.
+  -- A copy of n bytes moves 2n bytes, reads and writes. Fill both tensors first: untouched memory has no pages.
   local source, destination = nibble.full(bytes // 2, 7, on "uint8"), nibble.full(bytes // 2, 1, on "uint8")
   local function copy() destination:copy(source) end
   local function time(fn)

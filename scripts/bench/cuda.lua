@@ -1,19 +1,19 @@
--- How fast the operations are on a GPU: the share of a plain copy's bandwidth, the time of a small one in a graph, and
--- what a call from Lua takes the host.
+-- The speed of the operations on a GPU: the bandwidth relative to a plain copy, the time of small operations in a
+-- graph, and the host's time for a call from Lua.
 --
--- Each work is captured over several sets of inputs, together larger than the L2 cache, and replayed; a copy of uint8
--- tensors (16 bytes a thread) that moves as many bytes is captured and replayed in turn with it. The share is the
--- median of the pairs' ratios: 100 % is as fast as memory allows when each byte that must move is moved once.
+-- Each operation is captured over several sets of inputs, which together exceed the L2 cache, and replayed. Its replays
+-- alternate with those of a captured copy of uint8 tensors (16 bytes per thread) that moves as many bytes. The relative
+-- bandwidth is the median of the pairs' ratios. 100 % is the limit of the memory if each byte is moved once.
 --
--- The host's time is that of an eager call, on a stream that keeps up, and its ratio to a bare cuLaunchKernel with as
--- many bytes of parameters, called from C in turn with it (launch.c, built where the CUDA headers are; without it there
--- is no ratio).
+-- The host's time is that of an eager call while the queue is not full. Its ratio is to a bare cuLaunchKernel with as
+-- many bytes of parameters, called from C alternately (launch.c, built if the CUDA headers are installed; without it
+-- there is no ratio).
 local HELP = [[
 Usage: nibble scripts/bench/cuda.lua [options]      (or lua5.4 scripts/bench/cuda.lua)
 
-  --device NAME  the GPU (cuda:0)
-  --tokens N     tokens of the large cases (32768)
-  --repeats N    timings of each, at least 20 (21); the median counts
+  --device NAME  the GPU (default: cuda:0)
+  --tokens N     tokens of the large cases (default: 32768)
+  --repeats N    timings of each case, at least 20 (default: 21); the median is shown
   --only TEXT    only cases whose name contains TEXT
   --csv          comma-separated values
   --json         JSON
@@ -40,14 +40,14 @@ local function normal(dtype, seed, ...)
 end
 local function scalar(value) return nibble.full({ 1 }, value, on "float32") end
 
--- Each case: a name, how many sets, a function that makes one set: the work, and the bytes that it must move, and the
--- operation.
+-- A case is a name, the number of sets, a function that creates a set (the work and the bytes that it must move), and
+-- the operation.
 local cases = {}
 local function case(name, sets, make, operation)
   cases[#cases + 1] = { name = name, sets = sets, make = make, operation = operation }
 end
 
--- K and V of `n` tokens, a pool for them, and slots in no order. `o`: heads, dim, page_size, layout, dtype, slots,
+-- K and V of `n` tokens, a pool for them, and shuffled slots. `o`: heads, dim, page_size, layout, dtype, slots,
 -- padding.
 local function paged(n, seed, o)
   local heads, dim, page_size = o.heads or 8, o.dim or 128, o.page_size or 16
@@ -176,7 +176,7 @@ local function median(list)
   return #list % 2 == 1 and list[middle] or (list[middle] + list[middle + 1]) / 2
 end
 
--- The GPU's time for a replay behind another one, during which the host submits it.
+-- The GPU's time for a replay. The host submits it during another one.
 local function timed(graph)
   graph:replay()
   local from <close> = stream:record()
@@ -216,9 +216,9 @@ local function measure(entry, bar)
   }
 end
 
--- The host's microseconds for a call from Lua, and their ratio to a bare launch's. Few calls at a time, so that the
--- driver's queue takes them without waiting. After all else: behind many eager launches on several streams, an H200 was
--- seen to take up to 0.2 us longer for each node of a graph.
+-- The host's microseconds for a call from Lua, and their ratio to those of a bare launch. Makes few calls at a time, so
+-- that the driver's queue is never full. Runs last, since after many eager launches on several streams an H200 took up
+-- to 0.2 us longer for each node of a graph.
 local has_launch, launch = pcall(require, "bench_launch")
 local function eager(entry)
   local bare <close> = has_launch and launch.open(tonumber(DEVICE:match("%d+$")), launch.bytes[entry.operation]) or nil

@@ -1,10 +1,11 @@
-/* The Lua module bench_launch, built beside nibble.so where the CUDA headers are: what a launch costs without nibble.
- * For cuda.lua.
+/* The Lua module bench_launch for cuda.lua: the cost of a launch without nibble. It is built beside nibble.so if the
+ * CUDA headers are installed.
  *
- *   bench_launch.bytes             the bytes of each operation's parameters, by the names append, dequantize, ...
- *   bench_launch.open(gpu, bytes)  an empty kernel with that many bytes of parameters, on a stream of its own of GPU 0,
- * 1, ...; or nil, reason kernel:time(count)             the microseconds that a bare cuLaunchKernel of it takes the
- * caller, over `count` of them bench_launch.now()             a clock, in microseconds */
+ * - bench_launch.bytes: the bytes of each operation's parameters, by name (append, dequantize, ...).
+ * - bench_launch.open(gpu, bytes): an empty kernel with so many bytes of parameters, on its own stream of GPU 0, 1,
+ * ...; or nil and the reason.
+ * - kernel:time(count): the host's microseconds for a cuLaunchKernel of it, the mean of `count` calls.
+ * - bench_launch.now(): a clock in microseconds. */
 #define _POSIX_C_SOURCE 200809L
 #include <lauxlib.h>
 #include <lua.h>

@@ -2,8 +2,8 @@
 --
 --   nibble scripts/examples/capture_and_replay.lua    (or lua5.4 ...)
 --
--- A graph remembers which tensors its operations use, not what is in them. So each step writes its input into the same
--- tensors and replays. The batch has room for four requests; only three run, and slot -1 tells the append to skip row
+-- A graph records which tensors its operations use, not their values. So each step writes its input to the same tensors
+-- and replays the graph. The batch has room for four requests; three are running, and slot -1 makes the append skip row
 -- four.
 
 local here = arg[0]:match("^(.*)/[^/]*$") or "." -- so that it runs from any directory, in plain Lua too
@@ -19,7 +19,7 @@ local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mappin
 local allocator = pages.allocator { num_pages = 16, page_size = PAGE_SIZE, layout = "shuffled", seed = 1 }
 local pool = pages.caches { num_pages = 16, page_size = PAGE_SIZE, num_kv_heads = HEADS, head_dim = DIM }
 
--- The static input. Global scales are tensors too: a number would be frozen into the graph, so a capture refuses it.
+-- The static input. Global scales are tensors, too: a number would be fixed in the graph, so a capture refuses numbers.
 local key = nibble.zeros(BATCH, HEADS, DIM, { dtype = "bfloat16" })
 local value = nibble.zeros(BATCH, HEADS, DIM, { dtype = "bfloat16" })
 local slots = nibble.full({ BATCH }, -1)
@@ -30,7 +30,7 @@ stream:wait(nibble.current_stream():record()) -- what was filled above is filled
 local graph = stream:capture(function()
   append(key, value, slots, pool.paged_kv_cache, pool.kv_cache_sf, scale, scale)
 end)
-print("captured, not run: " .. #graph:nodes() .. " node; bytes of the cache that are not 0: "
+print("captured, not executed: " .. #graph:nodes() .. " node; bytes of the cache that are not 0: "
   .. select(2, pool.paged_kv_cache[1]:bytes():gsub("[^\0]", "")))
 
 local requests = {}
@@ -49,7 +49,7 @@ stream:scope(function() -- everything in here is this stream's work, in order
 end)
 stream:synchronize()
 
--- The same six steps without a graph, into a second pool: not one byte may differ.
+-- The same six steps without a graph, in a second pool: all bytes must be the same.
 local again = pages.caches { num_pages = 16, page_size = PAGE_SIZE, num_kv_heads = HEADS, head_dim = DIM }
 for step = 1, 6 do
   local now = {}

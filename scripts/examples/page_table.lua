@@ -1,4 +1,4 @@
--- The pages of a pool while requests come, grow, share a prompt and go, as a picture.
+-- Draws the pages of a pool while requests arrive, grow, share a prompt and leave.
 --
 --   nibble scripts/examples/page_table.lua PICTURE.svg        (or lua5.4 ...)
 

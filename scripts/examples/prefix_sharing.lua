@@ -1,4 +1,4 @@
--- Two requests with one prompt share its pages; whoever writes first gets a page of its own.
+-- Two requests share the pages of a prompt; the first that writes gets its own page.
 --
 --   nibble scripts/examples/prefix_sharing.lua        (or lua5.4 ...)
 
@@ -27,8 +27,7 @@ append(allocator:slots(parent), 1)
 local child = allocator:fork(parent)
 print(show.page_table(allocator, { parent, child }, { names = { "parent", "child" } }))
 
--- The child's next token belongs on the last page, which it shares: the allocator exchanges the page and says what to
--- copy.
+-- The child's next token is on the shared last page: the allocator replaces the page and returns the copy to make.
 local slots, copies = allocator:append(child, 1)
 for _, copy in ipairs(copies) do
   print(("\ncopy %d entries of page %d to page %d"):format(copy.entries, copy.source, copy.destination))
@@ -38,7 +37,7 @@ append(slots, 2)
 append(allocator:append(parent, 1), 3) -- the parent is alone on its page now: nothing to copy
 print(show.page_table(allocator, { parent, child }, { names = { "parent", "child" } }))
 
--- Both read back: the same 10 tokens, then each its own.
+-- Read both back: the same 10 tokens, then different ones.
 local batch = pages.tensors(allocator:batch({ parent, child }))
 local one = nibble.full({ 1 }, 1, { dtype = "float32" })
 local k = nibble.zeros(2, 11, HEADS, DIM, { dtype = "bfloat16" })

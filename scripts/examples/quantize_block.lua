@@ -1,8 +1,8 @@
--- What NVFP4 makes of sixteen numbers.
+-- Quantizes sixteen numbers to NVFP4.
 --
 --   nibble scripts/examples/quantize_block.lua        (or lua5.4 ...)
 --
--- One token, one head, 16 dimensions: exactly one block. It is appended to a cache, looked at, and read back.
+-- One token with one head and 16 dimensions is exactly one block. It is appended to a cache, shown, and read back.
 
 local here = arg[0]:match("^(.*)/[^/]*$") or "." -- so that it runs from any directory, in plain Lua too
 package.path = here .. "/../../bindings/lua/?.lua;" .. package.path
@@ -22,7 +22,7 @@ local slot = nibble.tensor({ 6 })
 nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
   key, value, slot, pool.paged_kv_cache, pool.kv_cache_sf, 1.0, 1.0)
 
--- Eight bytes hold the sixteen codes; one byte is the scale that they share. Lua's indices count from 1.
+-- Eight bytes hold the sixteen codes; one byte is their common scale. Indices in Lua count from 1.
 local k_cache, k_sf = pool.paged_kv_cache[1], pool.kv_cache_sf[1]
 print("packed codes of K at page 1, entry 2, head 0:")
 print(k_cache[{ 2, 3, 1 }])

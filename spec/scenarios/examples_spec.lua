@@ -12,7 +12,8 @@ end
 describe("the examples #quick", function()
   local said = {
     ["quantize_block"] = { "scale byte 0x", "largest error: 0.625" },
-    ["capture_and_replay"] = { "captured, not run: 1 node; bytes of the cache that are not 0: 0", "\nstep 6  slots ",
+    ["capture_and_replay"] = { "captured, not executed: 1 node; bytes of the cache that are not 0: 0",
+      "\nstep 6  slots ",
       "K of replay and eager run: equal\nV of replay and eager run: equal\n" },
     ["prefix_sharing"] = { "copy 2 entries of page 2 to page 3", "prompt equal: true; own tokens differ: true",
       "all freed: 12 of 12 pages" },
