@@ -1,6 +1,6 @@
 /* DLPack's exchange structure, version 1: the part of its binary interface that nibble.h uses, for hosts without
- * DLPack's own header. A host that has that one (https://github.com/dmlc/dlpack, dlpack.h from version 1.0 on) includes
- * it, before this or instead: the structures are the same in memory, with other names for their fields. */
+ * DLPack's own header. A host with that header (https://github.com/dmlc/dlpack, dlpack.h from version 1.0 on) includes
+ * it before this one, or instead of it: the structures have the same layout, but other names of fields. */
 #ifndef NIBBLE_DLPACK_H
 #define NIBBLE_DLPACK_H
 
@@ -12,7 +12,7 @@ enum {
   NIB_DLPACK_CPU = 1,
   NIB_DLPACK_CUDA = 2,
   NIB_DLPACK_CUDA_HOST = 3
-};     /* device types; of pinned memory the last */
+};     /* device types; the last is pinned memory */
 enum { /* codes of element types */
        NIB_DLPACK_INT = 0,
        NIB_DLPACK_UINT = 1,
@@ -27,13 +27,13 @@ struct nib_dlpack_tensor {
   void *data;
   int32_t device_type, device_id;
   int32_t ndim;
-  uint8_t code, bits; /* of an element, which has `lanes` numbers of `bits` bits */
+  uint8_t code, bits; /* of the type; an element has `lanes` numbers of `bits` bits */
   uint16_t lanes;
   int64_t *shape, *strides; /* in elements */
-  uint64_t byte_offset;     /* of the first element from `data` */
+  uint64_t byte_offset;     /* from `data` to the first element */
 };
 
-#ifndef DLPACK_DLPACK_H_ /* DLPack's own header is not there */
+#ifndef DLPACK_DLPACK_H_ /* DLPack's own header is not included */
 struct DLManagedTensorVersioned {
   uint32_t major, minor;
   void *manager_ctx;
