@@ -279,17 +279,52 @@ struct nib_block_scale {
   uint8_t byte;  /* the stored E4M3 scale */
 };
 
-/* amax / 6g in E4M3, 0x7E for an infinite amax; `global` is the global decode scale g, positive and finite. rope_insert
- * has none: g = 1 changes nothing. */
-NIB_HD struct nib_block_scale nib_block_scale(float amax, float global) {
+/* `wanted` in E4M3, 0x7E for an infinite amax. */
+NIB_HD struct nib_block_scale nib_block_scale_of(float wanted, float amax, float global) {
   struct nib_block_scale scale;
-  uint32_t byte = nib_e4m3_encode(amax / (6.0f * global));
+  uint32_t byte = nib_e4m3_encode(wanted);
   scale.byte = (uint8_t)nib_select(amax > FLT_MAX, NIB_E4M3_MAX, byte);
   float stored = nib_e4m3_decode(scale.byte);
   /* The rounded reciprocal is part of the definition: dividing by stored * global gives other codes near ties. */
   float inverse = 1.0f / (stored * global);
   scale.inverse = nib_f32_from_bits(nib_select(stored > 0, nib_bits_from_f32(inverse), 0));
   return scale;
+}
+
+/* amax / 6g, which maps amax to 6; `global` is the global decode scale g, positive and finite. rope_insert has none:
+ * g = 1 changes nothing. */
+NIB_HD struct nib_block_scale nib_block_scale(float amax, float global) {
+  return nib_block_scale_of(amax / (6.0f * global), amax, global);
+}
+
+/* With 4over6: the scale that maps amax to 4, where codes lie closer together than up to 6. */
+NIB_HD struct nib_block_scale nib_block_scale_4(float amax, float global) {
+  return nib_block_scale_of(amax / (6.0f * global) * 1.5f, amax, global);
+}
+
+/* What one element adds to the error of a block under a scale: ((|value of the code| * scale) * g - |x|)^2, each step
+ * rounded. The first product is exact. */
+NIB_HD float nib_square_error(float x, float inverse, float stored, float global) {
+  float difference = nib_e2m1_decode(nib_e2m1_encode(x * inverse, 0) & 7) * stored * global - fabsf(x);
+  return difference * difference;
+}
+
+/* 4over6: of the two scales the one with the smaller error, which is summed from the first element on; that of 6 when
+ * they are equal, or an element is a NaN. */
+NIB_HD struct nib_block_scale nib_block_scale_4over6(const uint16_t *x, int32_t type, float amax, float global) {
+  struct nib_block_scale six = nib_block_scale(amax, global), four = nib_block_scale_4(amax, global);
+  float stored_six = nib_e4m3_decode(six.byte), stored_four = nib_e4m3_decode(four.byte);
+  float error_six[NIB_BLOCK], error_four[NIB_BLOCK], sum_six = 0, sum_four = 0;
+  for (int i = 0; i < NIB_BLOCK; i++) { /* becomes vector code; the sums do not */
+    float value = nib_f32_from_16(x[i], type);
+    error_six[i] = nib_square_error(value, six.inverse, stored_six, global);
+    error_four[i] = nib_square_error(value, four.inverse, stored_four, global);
+  }
+  for (int i = 0; i < NIB_BLOCK; i++) {
+    sum_six += error_six[i];
+    sum_four += error_four[i];
+  }
+  return sum_four < sum_six ? four : six;
 }
 
 /* 16 elements (float16 or bfloat16) to 8 bytes of codes. */

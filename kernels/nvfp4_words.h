@@ -110,12 +110,49 @@ NIB_DEVICE uint32_t nib_words_encode(const uint32_t word[4], int32_t type, float
  * E4M3's range. */
 NIB_DEVICE int nib_block_is_small(float amax, int has_nan, float inverse) { return !has_nan && amax * inverse < 7.0f; }
 
-/* nib_amax, nib_block_scale and nib_block_encode of a block; returns its scale byte. */
+/* The error of a block under a scale (nib_block_scale_4over6). SMALL: nib_block_is_small. */
+template <bool SMALL>
+NIB_DEVICE float nib_words_error(const uint32_t word[8], int32_t type, struct nib_block_scale scale, float global) {
+  float stored = nib_e4m3_decode(scale.byte), sum = 0;
+#pragma unroll
+  for (int i = 0; i < NIB_BLOCK; i++) {
+    uint32_t magnitudes = word[i / 2] & 0x7FFF7FFFu;
+    float x = i % 2 ? nib_high_half(magnitudes, type) : nib_low_half(magnitudes, type);
+    if (SMALL) {
+      uint32_t code = nib_e2m1_encode_small(x * scale.inverse) - NIB_E2M1_BASE;
+      float difference = nib_e2m1_decode(code) * stored * global - x;
+      sum += difference * difference;
+    } else {
+      sum += nib_square_error(x, scale.inverse, stored, global);
+    }
+  }
+  return sum;
+}
+
+/* nib_block_scale_4over6 of a block. */
+NIB_DEVICE struct nib_block_scale nib_words_scale_4over6(const uint32_t word[8], int32_t type, float amax, int has_nan,
+                                                         float global) {
+  struct nib_block_scale six = nib_block_scale(amax, global), four = nib_block_scale_4(amax, global);
+  float sum_six, sum_four;
+  if (has_nan) return six;
+  if (nib_block_is_small(amax, has_nan, six.inverse) && nib_block_is_small(amax, has_nan, four.inverse)) {
+    sum_six = nib_words_error<true>(word, type, six, global);
+    sum_four = nib_words_error<true>(word, type, four, global);
+  } else {
+    sum_six = nib_words_error<false>(word, type, six, global);
+    sum_four = nib_words_error<false>(word, type, four, global);
+  }
+  return sum_four < sum_six ? four : six;
+}
+
+/* nib_amax, nib_block_scale (or its 4over6) and nib_block_encode of a block; returns its scale byte. */
+template <bool FOUR_OVER_SIX = false>
 NIB_DEVICE uint8_t nib_words_quantize(const uint32_t word[8], int32_t type, float global, uint32_t nan_code,
                                       uint32_t packed[2]) {
   int has_nan;
   float amax = nib_amax_words<8>(word, type, &has_nan);
-  struct nib_block_scale scale = nib_block_scale(amax, global);
+  struct nib_block_scale scale =
+    FOUR_OVER_SIX ? nib_words_scale_4over6(word, type, amax, has_nan, global) : nib_block_scale(amax, global);
   if (nib_block_is_small(amax, has_nan, scale.inverse)) {
     packed[0] = nib_words_encode_small(word, type, scale.inverse);
     packed[1] = nib_words_encode_small(word + 4, type, scale.inverse);

@@ -127,7 +127,8 @@ struct nib_append_params {
   struct nib_paged k_cache, v_cache, k_sf, v_sf;
   struct nib_scale k_scale, v_scale;
   int64_t rows, heads, head_dim, page_size, num_pages;
-  int32_t type; /* enum nib_type of key and value */
+  int32_t type;          /* enum nib_type of key and value */
+  int32_t four_over_six; /* also tries the scale that maps a block's amax to 4 */
   struct nib_fault *fault;
 };
 
@@ -217,6 +218,7 @@ struct nib_quantize_cache_params {
   int64_t num_pages, page_size, heads, head_dim;
   int32_t type;
   int32_t interleaved;   /* 1 for V: scales 4-token-interleaved */
+  int32_t four_over_six; /* as for append */
   int32_t amax_content;  /* enum nib_content for an infinite amax */
   int32_t scale_content; /* enum nib_content for a bad global_sf */
   struct nib_fault *fault;

@@ -513,6 +513,10 @@ typedef struct nib_scale_source {
   double value;
 } nib_scale_source;
 
+/* 4over6: beside the block scale that maps a block's largest element to 6, the one that maps it to
+ * 4 is tried, and kept when the sum of the squared errors is smaller. */
+typedef enum nib_4over6 { NIB_4OVER6_OFF, NIB_4OVER6_MSE } nib_4over6;
+
 /* page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping. Slots outside the cache are skipped,
  * without a fault. A scale (in a tensor) that is not positive and finite: nothing is written,
  * neither K nor V, and a fault. */
@@ -523,6 +527,7 @@ typedef struct nib_append_desc {
   nib_cache paged_kv_cache;
   nib_cache kv_cache_sf; /* float8_e4m3fn or uint8, with head_dim/16 last */
   nib_layout kv_layout;
+  nib_4over6 nvfp4_4over6;
   nib_scale_source k_scale, v_scale;
 } nib_append_desc;
 NIB_API nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *desc,
@@ -618,6 +623,7 @@ typedef struct nib_quantize_cache_desc {
   /* float16 or bfloat16 HND [pages, heads, page_size, head_dim] or NHD */
   nib_tensor *k_cache, *v_cache;
   nib_layout kv_layout; /* note: the Lua function's default is HND */
+  nib_4over6 nvfp4_4over6;
   bool has_k_global_sf, has_v_global_sf;
   nib_scale_source k_global_sf, v_global_sf;
 } nib_quantize_cache_desc;

@@ -367,6 +367,19 @@ nib_scale_source nib_lua_scale(lua_State *L, const char *operation, const char *
   return (nib_scale_source){ .tensor = object->tensor };
 }
 
+nib_4over6 nib_lua_4over6(lua_State *L, const char *operation, int index) {
+  static const char *const allowed[] = { "err_mode", NULL };
+  const char *expected = "true, false or {err_mode = \"MSE\"}";
+  if (lua_isnoneornil(L, index)) return NIB_4OVER6_OFF;
+  if (lua_isboolean(L, index)) return lua_toboolean(L, index) ? NIB_4OVER6_MSE : NIB_4OVER6_OFF;
+  if (!lua_istable(L, index)) nib_lua_expected(L, operation, "nvfp4_4over6", index, "%s", expected);
+  nib_lua_options(L, operation, index, allowed);
+  nib_lua_push_option(L, index, "err_mode");
+  if (strcmp(nib_lua_word(L, -1), "MSE") != 0) nib_lua_expected(L, operation, "nvfp4_4over6.err_mode", -1, "\"MSE\"");
+  lua_pop(L, 1);
+  return NIB_4OVER6_MSE;
+}
+
 nib_layout nib_lua_layout(lua_State *L, const char *operation, int index, nib_layout otherwise) {
   nib_layout layout = otherwise;
   if (!lua_isnoneornil(L, index)) {

@@ -66,6 +66,8 @@ nib_tensor *nib_lua_tensor_option(lua_State *L, const char *operation, int index
 nib_cache nib_lua_cache(lua_State *L, const char *operation, const char *parameter, int index);
 nib_scale_source nib_lua_scale(lua_State *L, const char *operation, const char *parameter, int index);
 /* "NHD" or "HND"; `otherwise` for nil or no value. */
+/* true, false, nil or {err_mode = "MSE"}. */
+nib_4over6 nib_lua_4over6(lua_State *L, const char *operation, int index);
 nib_layout nib_lua_layout(lua_State *L, const char *operation, int index, nib_layout otherwise);
 
 #endif

@@ -94,13 +94,14 @@ static int swizzle_v_scales(lua_State *L) {
 
 static int quantize_cache(lua_State *L) {
   enum { COUNT = 6 };
-  static const char *const names[] = { "kv_layout", "k_global_sf", "v_global_sf", NULL };
-  lua_settop(L, 5);
+  static const char *const names[] = { "kv_layout", "k_global_sf", "v_global_sf", "nvfp4_4over6", NULL };
+  lua_settop(L, 6);
   nib_lua_spread_options(L, QUANTIZE, 3, names);
   nib_quantize_cache_desc desc = {
     .k_cache = nib_lua_tensor(L, QUANTIZE, "k_cache", 1),
     .v_cache = nib_lua_tensor(L, QUANTIZE, "v_cache", 2),
     .kv_layout = nib_lua_layout(L, QUANTIZE, 3, NIB_HND),
+    .nvfp4_4over6 = nib_lua_4over6(L, QUANTIZE, 6),
     .has_k_global_sf = !lua_isnil(L, 4),
     .has_v_global_sf = !lua_isnil(L, 5),
   };
@@ -109,12 +110,12 @@ static int quantize_cache(lua_State *L) {
   nib_stream *stream = nib_lua_current_stream(L, QUANTIZE, nib_tensor_device(desc.k_cache));
   nib_quantized_cache made;
   nib_lua_object *objects[COUNT];
-  lua_createtable(L, 2, 0); /* 6: data, 7: scales */
+  lua_createtable(L, 2, 0); /* 7: data, 8: scales */
   lua_createtable(L, 2, 0);
   for (int i = 0; i < COUNT; i++) {
     objects[i] = nib_lua_push(L, NIB_LUA_TENSOR);
     if (i >= 4) continue; /* the two global scales stay on the stack */
-    lua_rawseti(L, i < 2 ? 6 : 7, i % 2 + 1);
+    lua_rawseti(L, i < 2 ? 7 : 8, i % 2 + 1);
   }
   NIB_LUA_DO(L, QUANTIZE, nib_quantize_cache(stream, &desc, &made));
   nib_tensor *tensors[COUNT] = { made.k, made.v, made.k_sf, made.v_sf, made.k_scale, made.v_scale };

@@ -7,21 +7,27 @@ struct append {
   float k_scale, v_scale;
 };
 
+NIB_BODY append_blocks(const struct append *task, int32_t type, const uint16_t *x, float global, uint8_t *packed,
+                       uint8_t *sf) {
+  int64_t blocks = task->params->head_dim / NIB_BLOCK;
+  if (task->params->four_over_six) nib_blocks_quantize_4over6(x, type, blocks, global, NIB_APPEND_NAN_CODE, packed, sf);
+  else nib_blocks_quantize(x, type, blocks, global, NIB_APPEND_NAN_CODE, packed, sf);
+}
+
 NIB_BODY append_rows(const struct append *task, int32_t type, int64_t begin, int64_t end) {
   const struct nib_append_params *p = task->params;
-  int64_t blocks = p->head_dim / NIB_BLOCK;
   for (int64_t row = begin; row < end; row++) {
     struct nib_slot slot = nib_slot_split(nib_index_at(&p->slots, 0, row), p->page_size, p->num_pages);
     if (!slot.valid) continue;
     const uint16_t *key = (const uint16_t *)p->key + row * p->key_row_stride;
     const uint16_t *value = (const uint16_t *)p->value + row * p->value_row_stride;
     for (int64_t head = 0; head < p->heads; head++) {
-      nib_blocks_quantize(key + head * p->key_head_stride, type, blocks, task->k_scale, NIB_APPEND_NAN_CODE,
-                          nib_paged_row(&p->k_cache, slot.page, slot.entry, head),
-                          nib_paged_row(&p->k_sf, slot.page, slot.entry, head));
-      nib_blocks_quantize(value + head * p->value_head_stride, type, blocks, task->v_scale, NIB_APPEND_NAN_CODE,
-                          nib_paged_row(&p->v_cache, slot.page, slot.entry, head),
-                          nib_paged_row(&p->v_sf, slot.page, slot.entry, head));
+      append_blocks(task, type, key + head * p->key_head_stride, task->k_scale,
+                    nib_paged_row(&p->k_cache, slot.page, slot.entry, head),
+                    nib_paged_row(&p->k_sf, slot.page, slot.entry, head));
+      append_blocks(task, type, value + head * p->value_head_stride, task->v_scale,
+                    nib_paged_row(&p->v_cache, slot.page, slot.entry, head),
+                    nib_paged_row(&p->v_sf, slot.page, slot.entry, head));
     }
   }
 }

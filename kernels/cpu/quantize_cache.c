@@ -10,6 +10,13 @@ struct quantize_cache {
 
 #define NIB_RUN_BLOCKS 64 /* whose scales are kept while they wait for their interleaved places */
 
+NIB_BODY quantize_blocks(const struct quantize_cache *task, int32_t type, const uint16_t *x, int64_t blocks,
+                         uint8_t *packed, uint8_t *sf) {
+  if (task->params->four_over_six)
+    nib_blocks_quantize_4over6(x, type, blocks, task->global, NIB_APPEND_NAN_CODE, packed, sf);
+  else nib_blocks_quantize(x, type, blocks, task->global, NIB_APPEND_NAN_CODE, packed, sf);
+}
+
 NIB_BODY quantize_row(const struct quantize_cache *task, int32_t type, int64_t page, int64_t token, int64_t head) {
   const struct nib_quantize_cache_params *p = task->params;
   const uint16_t *x = (const uint16_t *)p->source + page * p->source_page_stride + token * p->source_token_stride +
@@ -22,15 +29,13 @@ NIB_BODY quantize_row(const struct quantize_cache *task, int32_t type, int64_t p
     return;
   }
   if (!p->interleaved) {
-    nib_blocks_quantize(x, type, blocks, task->global, NIB_APPEND_NAN_CODE, data,
-                        nib_paged_row(&p->sf, page, token, head));
+    quantize_blocks(task, type, x, blocks, data, nib_paged_row(&p->sf, page, token, head));
     return;
   }
   for (int64_t done = 0; done < blocks; done += NIB_RUN_BLOCKS) {
     int64_t count = blocks - done < NIB_RUN_BLOCKS ? blocks - done : NIB_RUN_BLOCKS;
     uint8_t sf[NIB_RUN_BLOCKS];
-    nib_blocks_quantize(x + done * NIB_BLOCK, type, count, task->global, NIB_APPEND_NAN_CODE,
-                        data + done * NIB_BLOCK_BYTES, sf);
+    quantize_blocks(task, type, x + done * NIB_BLOCK, count, data + done * NIB_BLOCK_BYTES, sf);
     for (int64_t i = 0; i < count; i++)
       nib_paged_row(&p->sf, page, nib_interleaved_row(token, done + i, blocks),
                     head)[nib_interleaved_column(token, done + i, blocks)] = sf[i];

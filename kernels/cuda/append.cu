@@ -14,7 +14,7 @@ static __device__ __forceinline__ void append_refuse(const struct nib_append_par
 /* A thread has one block of one row, of K and of V, and of HEADS heads. It requests everything before it waits for
  * anything, and quantizes before it looks at what could forbid the writing: a branch on a slot or a scale would put
  * the wait for it before the loads. */
-template <bool NARROW, int HEADS, class INDEX>
+template <bool NARROW, int HEADS, class INDEX, bool FOUR_OVER_SIX = false>
 __device__ __forceinline__ void append(const struct nib_append_params &p, int32_t type) {
   int rows_inside = nib_append_rows_inside(&p);
   uint32_t heads_here = rows_inside ? blockDim.z : blockDim.y;
@@ -37,8 +37,8 @@ __device__ __forceinline__ void append(const struct nib_append_params &p, int32_
   float k_scale = nib_scale_read(&p.k_scale), v_scale = nib_scale_read(&p.v_scale);
 #pragma unroll
   for (int i = 0; i < HEADS; i++) {
-    k_byte[i] = nib_words_quantize(k[i], type, k_scale, NIB_APPEND_NAN_CODE, k_codes[i]);
-    v_byte[i] = nib_words_quantize(v[i], type, v_scale, NIB_APPEND_NAN_CODE, v_codes[i]);
+    k_byte[i] = nib_words_quantize<FOUR_OVER_SIX>(k[i], type, k_scale, NIB_APPEND_NAN_CODE, k_codes[i]);
+    v_byte[i] = nib_words_quantize<FOUR_OVER_SIX>(v[i], type, v_scale, NIB_APPEND_NAN_CODE, v_codes[i]);
   }
   if (!nib_scale_is_valid(k_scale) || !nib_scale_is_valid(v_scale)) {
     append_refuse(p, k_scale, v_scale, row == 0 && first == 0 && block == 0);
@@ -125,3 +125,10 @@ NIB_ENTRY(append_few_f16, 64, 8, nib_append_params) { append_few(p, NIB_TYPE_FLO
 
 /* Any alignment, any size. */
 NIB_ENTRY(append_narrow, 128, 4, nib_append_params) { append<true, 1, int64_t>(p, p.type); }
+
+/* 4over6: as the ones for one head, and any. */
+NIB_ENTRY(append_4over6_bf16, 128, 6, nib_append_params) { append<false, 1, uint32_t, true>(p, NIB_TYPE_BFLOAT16); }
+
+NIB_ENTRY(append_4over6_f16, 128, 6, nib_append_params) { append<false, 1, uint32_t, true>(p, NIB_TYPE_FLOAT16); }
+
+NIB_ENTRY(append_4over6_narrow, 128, 4, nib_append_params) { append<true, 1, int64_t, true>(p, p.type); }

@@ -2,14 +2,17 @@
 #include "launch.h"
 #include "append.inc"
 
-#define ENTRIES(X)   \
-  X(append_bf16)     \
-  X(append_f16)      \
-  X(append_one_bf16) \
-  X(append_one_f16)  \
-  X(append_few_bf16) \
-  X(append_few_f16)  \
-  X(append_narrow)
+#define ENTRIES(X)      \
+  X(append_bf16)        \
+  X(append_f16)         \
+  X(append_one_bf16)    \
+  X(append_one_f16)     \
+  X(append_few_bf16)    \
+  X(append_few_f16)     \
+  X(append_narrow)      \
+  X(append_4over6_bf16) \
+  X(append_4over6_f16)  \
+  X(append_4over6_narrow)
 enum { ENTRIES(NIB_CUDA_ENTRY) };
 
 static void launch(const void *params, int32_t multiprocessors, struct nib_cuda_launch *g) {
@@ -21,7 +24,7 @@ static void launch(const void *params, int32_t multiprocessors, struct nib_cuda_
               few_slots(p->num_pages, p->page_size);
   bool f16 = p->type == NIB_TYPE_FLOAT16;
   int64_t work = p->rows * p->heads * blocks;
-  if (wide && work > 0 && p->num_pages > 0 && work < (int64_t)multiprocessors * 256) {
+  if (wide && !p->four_over_six && work > 0 && p->num_pages > 0 && work < (int64_t)multiprocessors * 256) {
     g->entry = f16 ? append_few_f16 : append_few_bf16;
     int64_t x = 2 * part(blocks, 32), heads = part(p->heads, 64 / x),
             rows = at_least_1(least(p->rows, 64 / (x * heads)));
@@ -29,9 +32,11 @@ static void launch(const void *params, int32_t multiprocessors, struct nib_cuda_
     set(g->grid, pieces(p->rows, rows), pieces(p->heads, heads), 2 * pieces(2 * blocks, x));
     return;
   }
-  int64_t heads_per_thread = wide && p->heads > 1 ? 2 : 1, most = pieces(p->heads, heads_per_thread);
+  int64_t heads_per_thread = wide && !p->four_over_six && p->heads > 1 ? 2 : 1;
+  int64_t most = pieces(p->heads, heads_per_thread);
   int64_t x = part(blocks, 128), rows, heads;
-  if (!wide) g->entry = append_narrow;
+  if (p->four_over_six) g->entry = !wide ? append_4over6_narrow : f16 ? append_4over6_f16 : append_4over6_bf16;
+  else if (!wide) g->entry = append_narrow;
   else if (p->heads == 1) g->entry = f16 ? append_one_f16 : append_one_bf16;
   else g->entry = f16 ? append_f16 : append_bf16;
   if (nib_append_rows_inside(p)) {

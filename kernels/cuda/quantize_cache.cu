@@ -3,7 +3,7 @@
 #include "mapping.h"
 
 /* blockIdx is [heads, tokens, pages] from z to x; for threads see mapping.h. */
-template <bool NARROW>
+template <bool NARROW, bool FOUR_OVER_SIX = false>
 __device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_params &p, int32_t type) {
   int tokens_inside = nib_quantize_tokens_inside(&p);
   uint32_t tokens_here = tokens_inside ? blockDim.y : blockDim.z,
@@ -32,7 +32,7 @@ __device__ __forceinline__ void quantize_cache(const struct nib_quantize_cache_p
           uint8_t byte = 0;
           nib_load_block<NARROW>(x + block * NIB_BLOCK, word);
           if (!refused) {
-            byte = nib_words_quantize(word, type, global, NIB_APPEND_NAN_CODE, packed);
+            byte = nib_words_quantize<FOUR_OVER_SIX>(word, type, global, NIB_APPEND_NAN_CODE, packed);
           } else if (p.amax) { /* an infinite one: say where it is, in the order of memory */
             const uint32_t infinity = type == NIB_TYPE_FLOAT16 ? 0x7C00 : 0x7F80;
             int64_t row = tokens_inside ? head * p.page_size + token : token * p.heads + head;
@@ -64,4 +64,17 @@ NIB_ENTRY(quantize_cache_f16, 256, 4, nib_quantize_cache_params) { quantize_cach
 NIB_ENTRY(quantize_cache_narrow, 256, 2, nib_quantize_cache_params) {
   if (p.type == NIB_TYPE_FLOAT16) quantize_cache<true>(p, NIB_TYPE_FLOAT16);
   else quantize_cache<true>(p, NIB_TYPE_BFLOAT16);
+}
+
+NIB_ENTRY(quantize_cache_4over6_bf16, 256, 3, nib_quantize_cache_params) {
+  quantize_cache<false, true>(p, NIB_TYPE_BFLOAT16);
+}
+
+NIB_ENTRY(quantize_cache_4over6_f16, 256, 3, nib_quantize_cache_params) {
+  quantize_cache<false, true>(p, NIB_TYPE_FLOAT16);
+}
+
+NIB_ENTRY(quantize_cache_4over6_narrow, 256, 2, nib_quantize_cache_params) {
+  if (p.type == NIB_TYPE_FLOAT16) quantize_cache<true, true>(p, NIB_TYPE_FLOAT16);
+  else quantize_cache<true, true>(p, NIB_TYPE_BFLOAT16);
 }

@@ -7,6 +7,7 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   const nib_append_desc *desc = NIB_CHECK_DESC(&c, nib_append_desc, &own, given, desc_bytes);
   if (!desc) return c.status;
   nib_check_layout(&c, "kv_layout", desc->kv_layout);
+  int32_t four_over_six = nib_check_4over6(&c, desc->nvfp4_4over6);
   const nib_tensor *key = desc->append_key, *value = desc->append_value, *slots = desc->slot_mapping;
   nib_check_tensor(&c, NIB_IN, "append_key", key, NIB_HALVES, 3, NULL, "[rows, num_kv_heads, head_dim]");
   if (c.status != NIB_OK) return c.status;
@@ -54,6 +55,7 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   params.page_size = pool.tokens;
   params.num_pages = pool.pages;
   params.type = (int32_t)key->dtype;
+  params.four_over_six = four_over_six;
   params.fault = stream->device->fault;
   if (params.rows == 0 || params.heads == 0 || params.num_pages == 0) return NIB_OK;
   return NIB_CHECK_LAUNCH(&c, APPEND, params);

@@ -162,6 +162,13 @@ void nib_check_layout(struct nib_check *c, const char *parameter, nib_layout lay
     nib_check_fail(c, parameter, "expected NIB_NHD or NIB_HND, got %d", (int)layout);
 }
 
+int32_t nib_check_4over6(struct nib_check *c, nib_4over6 choice) {
+  if (choice != NIB_4OVER6_OFF && choice != NIB_4OVER6_MSE)
+    nib_check_fail(c, "nvfp4_4over6", "expected NIB_4OVER6_OFF or NIB_4OVER6_MSE, got %d", (int)choice);
+  else if (choice != NIB_4OVER6_OFF) nib_check_number(c, nib_attribute_boolean("nvfp4_4over6", true));
+  return choice != NIB_4OVER6_OFF;
+}
+
 struct nib_axes nib_layout_axes(nib_layout layout) {
   return layout == NIB_HND ? (struct nib_axes){ .token = 2, .head = 1 } : (struct nib_axes){ .token = 1, .head = 2 };
 }

@@ -9,6 +9,7 @@ struct half_cache { /* K or V */
   struct nib_scale given;
   nib_tensor **data, **sf, **scale;
   bool interleaved;
+  nib_4over6 four_over_six;
   enum nib_content amax_content, scale_content;
 };
 
@@ -51,6 +52,7 @@ static nib_status launch_half(const struct nib_check *both, nib_layout layout, s
     .head_dim = source->shape[3],
     .type = (int32_t)source->dtype,
     .interleaved = half->interleaved,
+    .four_over_six = half->four_over_six,
     .amax_content = half->amax_content,
     .scale_content = half->scale_content,
     .fault = stream->device->fault,
@@ -81,6 +83,7 @@ static nib_status launch_half(const struct nib_check *both, nib_layout layout, s
   }
   if (amax) nib_check_operand(c, NIB_IN, "amax", amax, NULL);
   else if (!half->given.pointer) nib_check_number(c, nib_attribute_single("global_sf", half->given.value));
+  nib_check_4over6(c, half->four_over_six);
   if (half->given_source.tensor)
     nib_check_operand(c, NIB_IN, half->interleaved ? "v_global_sf" : "k_global_sf", half->given_source.tensor, NULL);
   nib_check_operand(c, NIB_OUT, half->interleaved ? "v_scale" : "k_scale", *half->scale, NULL);
@@ -117,6 +120,7 @@ nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache
       .scale_content = NIB_CONTENT_V_GLOBAL_SF },
   };
   nib_check_layout(&c, "kv_layout", desc->kv_layout);
+  nib_check_4over6(&c, desc->nvfp4_4over6);
   nib_check_tensor(&c, NIB_IN, "k_cache", desc->k_cache, NIB_HALVES, 4, NULL, meaning);
   if (c.status != NIB_OK) return c.status;
   nib_check_last_contiguous(&c, "k_cache", desc->k_cache);
@@ -133,6 +137,7 @@ nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache
     halves[1].given_source = desc->v_global_sf;
     halves[1].given = nib_check_scale(&c, "v_global_sf", &desc->v_global_sf);
   }
+  halves[0].four_over_six = halves[1].four_over_six = desc->nvfp4_4over6;
   nib_status status = c.status;
   for (int i = 0; status == NIB_OK && i < 2; i++) status = create_results(stream, &halves[i]);
   for (int i = 0; status == NIB_OK && i < 2; i++) status = launch_half(&c, desc->kv_layout, &halves[i]);

@@ -130,6 +130,7 @@ return {
     heads = { 4, min = 1, help = "KV heads (with --random)" },
     head_dim = { 64, min = 16, multiple = 16, help = "(with --random) materialize needs a multiple of 64" },
     dtype = { "bfloat16", "float16", help = "(with --random)" },
+    ["4over6"] = { false, help = "append tries a second scale for each block" },
   },
   steps = { 64, min = 1 },
   errors = true,
@@ -138,7 +139,7 @@ return {
     { steps = 6, requests = 3, input = "minilm" }, { steps = 12, layout = "NHD" },
       { steps = 12, page_size = 4, page_layout = "ring" },
     { steps = 20, requests = 13, page_layout = "shuffled", page_size = 64 }, { steps = 3, requests = 1 },
-    { steps = 1, page_layout = "sequential" },
+    { steps = 1, page_layout = "sequential" }, { steps = 6, requests = 3, ["4over6"] = true },
     { steps = 10, random = true, tokens = 50, heads = 3, head_dim = 128, dtype = "float16", layout = "NHD" },
     { steps = 8, random = true, tokens = 30, heads = 2, head_dim = 192, page_size = 8, requests = 5 },
     { steps = 10, random = true, tokens = 40, heads = 2, head_dim = 80 },
@@ -178,9 +179,9 @@ return {
     s.padding = 0
     s.cache = run:cache {
       source = source, num_pages = num_pages, page_size = p.page_size, kv_layout = p.layout,
-        page_layout = p.page_layout,
+      page_layout = p.page_layout, nvfp4_4over6 = p["4over6"],
       page_padding = 64, sf_page_padding = 16, batch = bucket_of(p.requests), max_len = max_len,
-        materialize = s.materialize,
+      materialize = s.materialize,
     }
     run:say("%s: %d layers, %d tokens, %d KV heads x %d, %s", origin, #source, shape[1], shape[2], shape[3],
       s.cache.dtype)

@@ -51,6 +51,11 @@ static void refuse_numbers(nib_runtime *runtime, nib_tensor *tensor) {
                                         &(nib_quantized_cache){ 0 }));
     REFUSED(unknown, nib_swizzle_v_scales(stream, tensor, (nib_layout)layout, false, NULL, &none));
   }
+  const nib_4over6 neither = (nib_4over6)2;
+  const char *wanted = ": nvfp4_4over6: expected NIB_4OVER6_OFF or NIB_4OVER6_MSE, got 2";
+  REFUSED(wanted, nib_append(stream, &(nib_append_desc){ .nvfp4_4over6 = neither }));
+  REFUSED(wanted, nib_quantize_cache(stream, &(nib_quantize_cache_desc){ .nvfp4_4over6 = neither },
+                                     &(nib_quantized_cache){ 0 }));
   REFUSED("save: count: expected 0 or more tensors, got -1",
           nib_safetensors_save(runtime, "none.safetensors", -1, &name, &tensor));
   REFUSED("got -1", nib_tensor_create(cpu, NIB_UINT8, -1, one, &none));

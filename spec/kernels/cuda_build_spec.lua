@@ -43,7 +43,7 @@ describe("the CUDA kernels #quick", function()
         count = count + 1
       end
     end
-    assert.equal(50, count)
+    assert.equal(56, count)
   end)
 
   it("spill no registers", function()

@@ -69,7 +69,7 @@ describe("golden: append", function()
         run(how, function()
           nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
             key, value, slots, {pools.k_cache.tensor, pools.v_cache.tensor}, {pools.k_sf.tensor, pools.v_sf.tensor},
-            k_scale, v_scale, case.kv_layout)
+            k_scale, v_scale, case.kv_layout, case.nvfp4_4over6)
         end)
         for which, pool in pairs(pools) do pool:assert_equal(a[which], which) end
       end)
@@ -201,7 +201,8 @@ describe("golden: the reference", function()
         append_key = a.append_key, append_value = a.append_value, slot_mapping = a.slot_mapping,
         paged_kv_cache = {filled(a.k_cache, case.cache_fill), filled(a.v_cache, case.cache_fill)},
         kv_cache_sf = {filled(a.k_sf, case.cache_fill), filled(a.v_sf, case.cache_fill)},
-        k_scale = case.k_scale, v_scale = case.v_scale, kv_layout = case.kv_layout}
+        k_scale = case.k_scale, v_scale = case.v_scale, kv_layout = case.kv_layout,
+        nvfp4_4over6 = case.nvfp4_4over6}
       assert.tensor_equal(a.k_cache, r.paged_kv_cache[1], name .. " k")
       assert.tensor_equal(a.v_cache, r.paged_kv_cache[2], name .. " v")
       assert.tensor_equal(a.k_sf, r.kv_cache_sf[1], name .. " k_sf")

@@ -157,7 +157,7 @@ end
 local function word(x) return numbers.format("%.9g", x) end
 
 -- The lines about a block that all caches share. Fills in `f`.
-local function describe(f, inputs, divisor, nan_code)
+local function describe(f, inputs, divisor, nan_code, four_over_six)
   local reference = require "nibble.reference"
   local lines = {}
   local function say(name, format, ...) lines[#lines + 1] = ("  %-15s "):format(name) .. numbers.format(format, ...) end
@@ -166,7 +166,7 @@ local function describe(f, inputs, divisor, nan_code)
   f.decoded = numbers.f32(numbers.f32(f.value * f.scale) * f.global_scale)
   local scale = ("0x%02X = %s"):format(f.scale_byte, word(f.scale))
   if inputs then
-    local wanted_byte, wanted_codes = reference.quantize_block(inputs, f.global_scale, nan_code)
+    local wanted_byte, wanted_codes = reference.quantize_block(inputs, f.global_scale, nan_code, four_over_six)
     local amax, at = 0, nil
     for i, x in ipairs(inputs) do
       if math.abs(x) > amax then amax, at = math.abs(x), i - 1 end
@@ -175,9 +175,22 @@ local function describe(f, inputs, divisor, nan_code)
     local sf = amax > 0 and numbers.f32(amax / numbers.f32(6 * f.global_scale)) or 0
     say("input", "%s", word(f.input))
     say("block maximum", "%s%s", word(amax), at and ", at dimension " .. f.block * 16 + at or "")
-    say("scale", "%s / %s = %s, to the nearest E4M3: %s%s", word(amax), divisor, word(sf), scale,
+    local chosen = wanted_byte ~= numbers.encode(sf, "float8_e4m3fn") and four_over_six and ", times 1.5" or ""
+    say("scale", "%s / %s = %s%s, to the nearest E4M3: %s%s", word(amax), divisor, word(sf), chosen, scale,
       wanted_byte ~= f.scale_byte and (" IS STORED, BUT 0x%02X = %s IS NEAREST"):format(wanted_byte,
         word(numbers.decode(wanted_byte, "float8_e4m3fn"))) or "")
+    if four_over_six then
+      f.candidates = {}
+      for i, wanted in ipairs { sf, numbers.f32(sf * 1.5) } do
+        local byte = amax == math.huge and 0x7E or numbers.encode(wanted, "float8_e4m3fn")
+        f.candidates[i] = { maximum = i == 1 and 6 or 4, scale_byte = byte,
+          error = reference.block_error(inputs, byte, f.global_scale) }
+      end
+      local six, four = f.candidates[1], f.candidates[2]
+      say("4over6", "0x%02X maps it to 6, squared error %s; 0x%02X to 4, squared error %s: that of %d is %s",
+        six.scale_byte, word(six.error), four.scale_byte, word(four.error), four.error < six.error and 4 or 6,
+        six.error == four.error and "kept, they are equal" or "smaller")
+    end
     if f.has_global then say("global scale", "%s", word(f.global_scale)) end
     local unit = numbers.f32(f.scale * f.global_scale)
     local inverse = amax > 0 and unit > 0 and numbers.f32(1 / unit) or 0
@@ -253,7 +266,8 @@ local function paged(cache, opts)
   local title = ("%s of slot %d (page %d, entry %d), head %d, dimension %d (block %d, element %d), %s"):format(side,
     f.slot, f.page,
     f.entry, f.head, f.dim, f.block, f.element, kv_layout)
-  return title .. "\n" .. describe(f, inputs, ("(6 * %s)"):format(word(f.global_scale))), f
+  return title .. "\n" .. describe(f, inputs, ("(6 * %s)"):format(word(f.global_scale)), nil,
+    opts.nvfp4_4over6), f
 end
 
 ------------------------------------------------------------------------------------------------- DeepSeek-V4 records
@@ -341,10 +355,12 @@ end
 ---@field interleaved? boolean      V's scales are interleaved (swizzle_v_scales)
 ---@field global_scale? nibble.scale  default 1
 ---@field input? number[]|nibble.tensor  what was quantized: the block's 16 numbers, the head's row or the token's [heads, head_dim]
+---@field nvfp4_4over6? boolean      it was quantized so: shows both candidates
 ---@field position? integer         for RoPE dimensions of a record, together with cos_sin_cache
 ---@field cos_sin_cache? nibble.tensor
 
-local OPTIONS = " slot page entry head dim kv sf kv_layout interleaved global_scale input position cos_sin_cache "
+local OPTIONS = " slot page entry head dim kv sf kv_layout interleaved global_scale input nvfp4_4over6 position "
+  .. "cos_sin_cache "
 
 --- Explains a value of a cache, as text and as fields: page, entry, slot, head, dim, block, element, scale_byte, scale,
 --- global_scale, codes, code, value, decoded, code_place and scale_place {storage, byte}. With an input there are also

@@ -45,6 +45,7 @@ local append = nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mappin
 ---                                        in every byte; `stacked` = {paged_kv_cache, kv_cache_sf} are 5-D tensors that
 ---                                        operations get instead
 ---@field device? string          default: the run's
+---@field nvfp4_4over6? boolean   append with 4over6
 ---@field materialize? boolean    adds V's interleaved scales and an E4M3 copy (head_dim % 64 == 0, page_size % 4 == 0)
 
 ---@class nibble.kv
@@ -62,7 +63,7 @@ for name, value in pairs(kv_ledger) do kv[name] = value end
 
 local OPTIONS =
   " name num_pages page_size num_kv_heads head_dim v_head_dim dtype tokens source batch max_len rows kv_layout " ..
-  "page_padding sf_page_padding page_layout reserved materialize pool device "
+  "page_padding sf_page_padding page_layout reserved nvfp4_4over6 materialize pool device "
 
 local function fail(parameter, expected, got)
   error(("%s: expected %s, got %s"):format(parameter, expected, numbers.text(got)), 0)
@@ -138,6 +139,7 @@ function kv.new(run, opts)
     kv_layout = opts.kv_layout or "NHD", reserved = opts.reserved or 1, page_size = opts.page_size,
       num_pages = opts.num_pages,
     batch = opts.batch, max_len = opts.max_len, rows = opts.rows or opts.batch, with_copy = opts.materialize or false,
+    four_over_six = opts.nvfp4_4over6 or false,
     live = {}, layers = {}, count = 0,
     pending = {},    -- {slot, token} that wait for `load` or `flush`
     loaded = { requests = {}, tokens = {}, slots = {} }, -- what the static tensors hold
@@ -379,7 +381,7 @@ local function append_rows(self, layer, k, v, slots)
   if self.run.eager then g = layer.scales end
   if self.dims[1] == self.dims[2] then
     local given = layer.pool.stacked or layer.pool
-    append(k, v, slots, given.paged_kv_cache, given.kv_cache_sf, g[1], g[2], self.kv_layout)
+    append(k, v, slots, given.paged_kv_cache, given.kv_cache_sf, g[1], g[2], self.kv_layout, self.four_over_six)
     return
   end
   for i, rows in ipairs { k, v } do
@@ -388,7 +390,7 @@ local function append_rows(self, layer, k, v, slots)
       return { t:narrow(t:dim(), 1, half), t:narrow(t:dim(), half + 1, half) }
     end
     local parts = halves(rows)
-    append(parts[1], parts[2], slots, halves(data[i]), halves(sf[i]), g[i], g[i], self.kv_layout)
+    append(parts[1], parts[2], slots, halves(data[i]), halves(sf[i]), g[i], g[i], self.kv_layout, self.four_over_six)
   end
 end
 

@@ -105,7 +105,7 @@ function kv_ledger:watch(run, layer, source)
     images.fp8 = run:watch(prefix .. "E4M3 copy", layer.fp8, places.fp8(self, self.dims[1]))
   end
   if run.eager then return end
-  for i = 1, 2 do images.rows[i] = ledger.rows(source[i], layer.scales[i], self.with_copy) end
+  for i = 1, 2 do images.rows[i] = ledger.rows(source[i], layer.scales[i], self.with_copy, self.four_over_six) end
   if self.with_copy then
     images.filled, images.copies = ledger.filled_vector(FILL, self.dims[1]), {}
   end

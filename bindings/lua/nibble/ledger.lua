@@ -137,7 +137,7 @@ local function cut(bytes, size, i) return bytes:sub(i * size + 1, (i + 1) * size
 ---@field fp8 string[]?  each head in E4M3
 
 -- Computes the results for four rows at once: the reference works on a page of four entries in HND.
-local function work_out(source, bytes, first, g, materialize, rows)
+local function work_out(source, bytes, first, g, materialize, four_over_six, rows)
   local heads, dim, count = source.heads, source.dim, math.min(4, source.tokens - first)
   local half, blocks, row_size = dim // 2, dim // 16, heads * dim * 2
   local function array(last) return plain("uint8", { 1, heads, 4, last }, ("\0"):rep(heads * 4 * last)) end
@@ -150,6 +150,7 @@ local function work_out(source, bytes, first, g, materialize, rows)
     append_value = plain(source.dtype, { count, 0, dim }, ""), k_scale = g, v_scale = g, kv_layout = "HND",
     slot_mapping = reference.from_values(table.move({ 0, 1, 2, 3 }, 1, count, 1, {}), "int32"),
     paged_kv_cache = { array(half), none(half) }, kv_cache_sf = { array(blocks), none(blocks) },
+    nvfp4_4over6 = four_over_six,
   }
   local data, sf = cache.paged_kv_cache, cache.kv_cache_sf
   local values = reference.dequantize {
@@ -176,13 +177,14 @@ end
 ---@param source nibble.tensor  [tokens, heads, dim] float16 or bfloat16
 ---@param g number              the global decode scale
 ---@param materialize? boolean  also in E4M3
+---@param four_over_six? boolean appended with 4over6
 ---@return table<integer, nibble.ledger_row>
-function ledger.rows(source, g, materialize)
+function ledger.rows(source, g, materialize, four_over_six)
   local bytes, shape = source:bytes(), source.shape
   local about = { tokens = shape[1], heads = shape[2], dim = shape[3], dtype = source.dtype }
   return setmetatable({}, { __index = function(rows, token)
     if token >= about.tokens then return nil end
-    work_out(about, bytes, token // 4 * 4, g, materialize, rows)
+    work_out(about, bytes, token // 4 * 4, g, materialize, four_over_six, rows)
     return rawget(rows, token)
   end })
 end

@@ -547,6 +547,10 @@ function kernel:close() end
 ---@alias nibble.cache nibble.tensor|nibble.tensor[]  a pair {k, v}, or one 5-D tensor with K and V in its second dimension
 ---@alias nibble.scale number|nibble.tensor           a positive finite number, or a float32 tensor of one element on the device
 
+--- 4over6: beside the block scale that maps a block's largest element to 6, the one that maps it to 4 is tried, and kept
+--- when the sum of the squared errors is smaller. `true` is the same as {err_mode = "MSE"}, the only mode.
+---@alias nibble.four_over_six boolean|{err_mode: "MSE"}
+
 nibble.page = {}
 
 --- Quantizes rows of K and V to NVFP4 and writes each to its slot: page slot // page_size, entry slot % page_size. Rows
@@ -559,9 +563,10 @@ nibble.page = {}
 ---@param kv_cache_sf nibble.cache    float8_e4m3fn or uint8, the same with head_dim/16
 ---@param k_scale nibble.scale        global decode scale; inside a capture it must be a tensor
 ---@param v_scale nibble.scale
----@param kv_layout? nibble.layout|{kv_layout?: nibble.layout}  default "NHD"
+---@param kv_layout? nibble.layout|{kv_layout?: nibble.layout, nvfp4_4over6?: nibble.four_over_six}  default "NHD"
+---@param nvfp4_4over6? boolean       default false; a table goes into the options
 function nibble.page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(append_key, append_value, slot_mapping,
-  paged_kv_cache, kv_cache_sf, k_scale, v_scale, kv_layout) end
+  paged_kv_cache, kv_cache_sf, k_scale, v_scale, kv_layout, nvfp4_4over6) end
 
 nibble.quantization = {}
 
@@ -605,19 +610,27 @@ function nibble.quantization.nvfp4_kv_dequantize_paged(paged_kv_cache, kv_cache_
 ---@return nibble.tensor out
 function nibble.quantization.swizzle_v_scales(v_sf, kv_layout, opts) end
 
+---@class nibble.quantize_options
+---@field kv_layout? nibble.layout
+---@field k_global_sf? nibble.scale
+---@field v_global_sf? nibble.scale
+---@field nvfp4_4over6? nibble.four_over_six
+
 --- Quantizes whole caches. For K and for V, the global scale g is 1 / global_sf; the default of global_sf is
 --- 448 / max(amax, 1e-12). V's block scales are interleaved. If global_sf or its reciprocal is not positive and finite,
 --- or an element is infinite and no global_sf is given, the result is zeros, and it is a content fault.
 ---@param k_cache nibble.tensor  float16 or bfloat16 HND [num_pages, heads, page_size, head_dim] or NHD; head_dim % 64 == 0, page_size % 4 == 0
 ---@param v_cache nibble.tensor  same shape and dtype
----@param kv_layout? nibble.layout|{kv_layout?: nibble.layout, k_global_sf?: nibble.scale, v_global_sf?: nibble.scale}  default "HND"
+---@param kv_layout? nibble.layout|nibble.quantize_options  default "HND"
 ---@param k_global_sf? nibble.scale
 ---@param v_global_sf? nibble.scale
+---@param nvfp4_4over6? boolean  default false; nibble's own, FlashInfer's function has none
 ---@return nibble.tensor[] kv_cache  {k, v} uint8
 ---@return nibble.tensor[] kv_sf     {k_sf, v_sf} float8_e4m3fn
 ---@return nibble.tensor k_scale     float32 [1]: g of K
 ---@return nibble.tensor v_scale
-function nibble.quantization.nvfp4_quantize_paged_kv_cache(k_cache, v_cache, kv_layout, k_global_sf, v_global_sf) end
+function nibble.quantization.nvfp4_quantize_paged_kv_cache(k_cache, v_cache, kv_layout, k_global_sf, v_global_sf,
+  nvfp4_4over6) end
 
 nibble.mla = {}
 

@@ -35,6 +35,7 @@ local CODES, INT32, INT64, FLOAT, E4M3 = { "uint8" }, { "int32" }, { "int64" }, 
 local BFLOAT16 = { "bfloat16" }
 
 local KV_LAYOUT = { "kv_layout", "layout" }
+local FOUR_OVER_SIX = { "nvfp4_4over6", "scalar", attribute = "nvfp4_4over6" }
 
 local function cache(last) return { "pages", "tokens", "heads", last } end
 
@@ -84,7 +85,7 @@ local operations = {
       paged("paged_kv_cache", "out", CODES, cache "dim/2", { pair = true }),
       paged("kv_cache_sf", "out", SCALES, cache "dim/16",
         { pair = true, scales = "paged_kv_cache" }),
-      number_scale("k_scale"), number_scale("v_scale"), KV_LAYOUT,
+      number_scale("k_scale"), number_scale("v_scale"), KV_LAYOUT, FOUR_OVER_SIX,
     },
   },
   {
@@ -141,6 +142,7 @@ local operations = {
       { "kv_layout", "layout", option = true },
       number_scale("k_global_sf", { option = true, optional = true, attribute = "global_sf", beside = "k_cache" }),
       number_scale("v_global_sf", { option = true, optional = true, attribute = "global_sf", beside = "v_cache" }),
+      { "nvfp4_4over6", "scalar", option = true, attribute = "nvfp4_4over6" },
     },
     results = {
       { "kv_cache", pair = true }, { "kv_sf", pair = true, scales = "kv_cache", interleaved = "V" }, { "k_scale" },

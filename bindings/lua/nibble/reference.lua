@@ -168,9 +168,24 @@ local function read_block(bytes, at, dtype)
   return block
 end
 
+--- The sum of a block's squared errors under a scale byte, each step rounded to float32: of codes without signs.
+local function block_error(block, scale, g)
+  local s, sum = e4m3[scale], 0.0
+  local inverse = s > 0 and f32(1 / f32(s * g)) or 0.0
+  for i = 1, 16 do
+    local x = math.abs(block[i])
+    local y = f32(x * inverse)
+    local value = y == y and e2m1[encode_e2m1(y)] or 0.0
+    local difference = f32(f32(value * s * g) - x)
+    sum = f32(sum + f32(difference * difference))
+  end
+  return sum
+end
+reference.block_error = block_error
+
 --- The E4M3 scale byte and the 16 codes of a block for the global decode scale g. A product that is NaN becomes
---- `nan_code`.
-local function quantize_block(block, g, nan_code)
+--- `nan_code`. `four_over_six`: the scale that maps the largest to 4 is taken where its error is smaller.
+local function quantize_block(block, g, nan_code, four_over_six)
   local amax = 0.0
   for i = 1, 16 do
     local x = block[i]
@@ -182,6 +197,10 @@ local function quantize_block(block, g, nan_code)
     scale = 0x7E
   elseif amax > 0 then
     scale = encode(f32(amax / f32(6 * g)), "float8_e4m3fn")
+  end
+  if four_over_six and amax > 0 and amax < huge then
+    local four = encode(f32(f32(amax / f32(6 * g)) * 1.5), "float8_e4m3fn")
+    if block_error(block, four, g) < block_error(block, scale, g) then scale = four end
   end
   local s = e4m3[scale]
   if amax > 0 and s > 0 then inverse = f32(1 / f32(s * g)) end
@@ -195,10 +214,10 @@ end
 reference.quantize_block = quantize_block
 
 --- The packed bytes and scale bytes of `blocks` blocks from byte offset `at`.
-local function quantize_vector(bytes, at, dtype, blocks, g, nan_code)
+local function quantize_vector(bytes, at, dtype, blocks, g, nan_code, four_over_six)
   local data, scales = {}, {}
   for b = 1, blocks do
-    local scale, c = quantize_block(read_block(bytes, at + (b - 1) * 32, dtype), g, nan_code)
+    local scale, c = quantize_block(read_block(bytes, at + (b - 1) * 32, dtype), g, nan_code, four_over_six)
     scales[b] = char(scale)
     data[b] = char(c[1] | c[2] << 4, c[3] | c[4] << 4, c[5] | c[6] << 4, c[7] | c[8] << 4,
                    c[9] | c[10] << 4, c[11] | c[12] << 4, c[13] | c[14] << 4, c[15] | c[16] << 4)
@@ -230,7 +249,7 @@ function reference.append(p)
         if slot >= 0 and slot < pages * page_size then
           for head = 0, heads - 1 do
             local codes, bytes = quantize_vector(input.bytes, ((row - 1) * heads + head) * dim * 2, input.dtype,
-                                                 dim // 16, scales[i])
+                                                 dim // 16, scales[i], nil, p.nvfp4_4over6)
             local vector = at(slot // page_size, slot % page_size, head)
             data_writes[vector * (dim // 2)] = codes
             sf_writes[vector * (dim // 16)] = bytes
@@ -296,7 +315,7 @@ function reference.quantize_cache(p)
     local vectors = pages * page_size * heads
     local data, scales
     if usable(global) and usable(g) then
-      data, scales = quantize_vector(source.bytes, 0, source.dtype, vectors * (dim // 16), g)
+      data, scales = quantize_vector(source.bytes, 0, source.dtype, vectors * (dim // 16), g, nil, p.nvfp4_4over6)
     else
       result.faults[#result.faults + 1] = {parameter = parameter, index = 0, value = global}
       data, scales = rep("\0", vectors * dim // 2), rep("\0", vectors * dim // 16)

@@ -80,7 +80,7 @@ local function checked_definition(def, name)
     if default ~= false and type(default) ~= "string" and math.type(default) ~= "integer" or type(kind) ~= "table" then
       return nil, ("%s: %s: expected a table with a default: an integer, strings or false"):format(where, parameter)
     end
-    if type(parameter) ~= "string" or not parameter:find("^%a[%w_]*$") or taken[parameter] and kind ~= def.steps then
+    if type(parameter) ~= "string" or not parameter:find("^%w[%w_]*$") or taken[parameter] and kind ~= def.steps then
       return nil, ("%s: parameters: expected names of letters, digits and _, not %s, got %s"):format(where,
         "steps, device, seed, report, trace, check, plant or help", tostring(parameter))
     end

@@ -1,0 +1,22 @@
+return {
+  op = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+  source = "numpy, float32, of FlashInfer 0.7.4's source; its block function, compiled for the host, agrees",
+  kv_layout = "HND",
+  nvfp4_4over6 = true,
+  cache_fill = 165,
+  k_scale = 0.5,
+  v_scale = 0.00037202381645329297,
+  rows_used = 32,
+  append_interleaved = false,
+  tensors = {
+    append_key = { file = "append_key.npy", dtype = "float16", shape = { 32, 2, 128 } },
+    k_cache = { file = "k_cache.npy", dtype = "uint8", shape = { 9, 2, 4, 64 } },
+    k_sf = { file = "k_sf.npy", dtype = "uint8", shape = { 9, 2, 4, 8 } },
+    k_scale = { file = "../shared/scale_0.5.npy", dtype = "float32", shape = { 1 } },
+    append_value = { file = "append_value.npy", dtype = "float16", shape = { 32, 2, 128 } },
+    v_cache = { file = "v_cache.npy", dtype = "uint8", shape = { 9, 2, 4, 64 } },
+    v_sf = { file = "v_sf.npy", dtype = "uint8", shape = { 9, 2, 4, 8 } },
+    v_scale = { file = "v_scale.npy", dtype = "float32", shape = { 1 } },
+    slot_mapping = { file = "slot_mapping.npy", dtype = "int64", shape = { 32 } },
+  },
+}
