@@ -75,14 +75,14 @@ local cases = {}
 local function case(name, make) cases[#cases + 1] = { name = name, make = make } end
 
 for _, dtype in ipairs { "bfloat16", "float16" } do
-  for _, kv_layout in ipairs { "NHD", "HND" } do
-    case(("append %s %s"):format(dtype, kv_layout), function()
+  for _, kind in ipairs { { "NHD" }, { "HND" }, { "NHD", "4over6" } } do
+    local kv_layout, four_over_six = kind[1], kind[2] ~= nil
+    case(("append %s %s"):format(dtype, table.concat(kind, ", ")), function()
       local pool = filled_pool(kv_layout)
       local k, v, mapping = normal(dtype, 1, N, HEADS, DIM), normal(dtype, 2, N, HEADS, DIM), slots(N, 4)
       return function()
         page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(k, v, mapping, pool.paged_kv_cache,
-          pool.kv_cache_sf,
-          1.0, 1.0, kv_layout)
+          pool.kv_cache_sf, 1.0, 1.0, kv_layout, four_over_six)
       end, 2 * VALUES, 2 * (VALUES * 2 + PACKED)
     end)
   end

@@ -72,7 +72,9 @@ end
 local function append_case(name, n, sets, o)
   case(name, sets, function(seed)
     local k, v, slots, pool, g, values, packed = paged(n, seed, o)
-    return function() append(k, v, slots, pool.paged_kv_cache, pool.kv_cache_sf, g, g, o.layout or "NHD") end,
+    return function()
+      append(k, v, slots, pool.paged_kv_cache, pool.kv_cache_sf, g, g, o.layout or "NHD", o.four_over_six)
+    end,
       2 * (2 * values + packed) + n * 8
   end, "append")
 end
@@ -140,7 +142,7 @@ rope_case("rope insert, q padded", N // 4, 2, 8, { q_head_padded = 8 })
 for _, variant in ipairs {
   { "strided rows", { strided = true } }, { "padded pages", { padding = true } }, { "float16", { dtype = "float16" } },
   { "HND", { layout = "HND" } }, { "int32 slots", { slots = "int32" } }, { "page size 1", { page_size = 1 } },
-  { "head_dim 64", { dim = 64 } }, { "head_dim 256", { dim = 256 } },
+  { "head_dim 64", { dim = 64 } }, { "head_dim 256", { dim = 256 } }, { "4over6", { four_over_six = true } },
 } do
   append_case("append, " .. variant[1], N, 2, variant[2])
 end

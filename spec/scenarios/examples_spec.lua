@@ -84,7 +84,8 @@ end)
 
 describe("the CPU benchmark", function()
   local operations = {
-    "append bfloat16 NHD", "append bfloat16 HND", "append float16 NHD", "append float16 HND", "dequantize bfloat16",
+    "append bfloat16 NHD", "append bfloat16 HND", "append bfloat16 NHD, 4over6", "append float16 NHD",
+    "append float16 HND", "append float16 NHD, 4over6", "dequantize bfloat16",
     "dequantize float16", "materialize", "swizzle_v_scales NHD", "swizzle_v_scales HND", "quantize_paged_kv_cache HND",
     "rope_quantize_insert, q copied", "rope_quantize_insert, q in place", "kv_rope_quantize_insert",
       "mla.dequantize_cache",
