@@ -129,20 +129,21 @@ NIB_DEVICE float nib_words_error(const uint32_t word[8], int32_t type, struct ni
   return sum;
 }
 
-/* nib_block_scale_4over6 of a block. */
+/* nib_block_scale_4over6 of a block. One after the other: the code is large. */
 NIB_DEVICE struct nib_block_scale nib_words_scale_4over6(const uint32_t word[8], int32_t type, float amax, int has_nan,
                                                          float global) {
-  struct nib_block_scale six = nib_block_scale(amax, global), four = nib_block_scale_4(amax, global);
-  float sum_six, sum_four;
-  if (has_nan) return six;
-  if (nib_block_is_small(amax, has_nan, six.inverse) && nib_block_is_small(amax, has_nan, four.inverse)) {
-    sum_six = nib_words_error<true>(word, type, six, global);
-    sum_four = nib_words_error<true>(word, type, four, global);
-  } else {
-    sum_six = nib_words_error<false>(word, type, six, global);
-    sum_four = nib_words_error<false>(word, type, four, global);
+  struct nib_block_scale six = nib_block_scale(amax, global), four = nib_block_scale_4(amax, global), best = six;
+  int small = nib_block_is_small(amax, 0, six.inverse) && nib_block_is_small(amax, 0, four.inverse);
+  float least = INFINITY;
+#pragma unroll 1
+  for (int i = 0; i < 2; i++) {
+    struct nib_block_scale scale = i ? four : six;
+    float sum =
+      small ? nib_words_error<true>(word, type, scale, global) : nib_words_error<false>(word, type, scale, global);
+    if (sum < least) best = scale;
+    least = sum < least ? sum : least;
   }
-  return sum_four < sum_six ? four : six;
+  return has_nan ? six : best;
 }
 
 /* nib_amax, nib_block_scale (or its 4over6) and nib_block_encode of a block; returns its scale byte. */
