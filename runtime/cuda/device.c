@@ -123,8 +123,8 @@ static nib_status use_context(nib_device *device, void *context) {
   }
   if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED ||
       result == CUDA_ERROR_INVALID_VALUE)
-    return nib_fail(device->runtime, NIB_INVALID, "use_context: context: expected a CUcontext, got %p, which is none",
-                    context);
+    return nib_fail(device->runtime, NIB_INVALID,
+                    "use_context: context: expected a CUcontext, got %p, which is not one", context);
   if (result != CUDA_SUCCESS) return nib_cuda_check(device, result, "cuCtxGetDevice");
   if (ordinal != cuda->ordinal)
     return nib_fail(device->runtime, NIB_INVALID,

@@ -67,7 +67,7 @@ struct nib_axes {
 };
 struct nib_axes nib_layout_axes(nib_layout layout);
 void nib_check_layout(struct nib_check *c, const char *parameter, nib_layout layout); /* refuses unknown layouts */
-int32_t nib_check_4over6(struct nib_check *c, nib_4over6 choice); /* and tells observers, when it is on */
+int32_t nib_check_4over6(struct nib_check *c, nib_4over6 choice); /* whether it is on; then observers get it */
 static inline const char *nib_layout_name(nib_layout layout) { return layout == NIB_HND ? "HND" : "NHD"; }
 
 /* Sizes of a paged cache; -1: not known yet, taken from the tensor. */

@@ -152,8 +152,8 @@ describe("4over6 #quick", function()
     local key = nibble.tensor({ { row } }, { dtype = "bfloat16" })
     append(key, key, nibble.tensor { 0 }, pool.paged_kv_cache, pool.kv_cache_sf, 1.0, 1.0, { nvfp4_4over6 = true })
     local text, fields = require("nibble.explain").value(pool, { slot = 0, dim = 3, input = row, nvfp4_4over6 = true })
-    assert.matches("4over6 +0x33 maps it to 6, squared error 0.123046875; 0x38 to 4, squared error 0: that of 4 is "
-      .. "smaller", text)
+    assert.matches("4over6 +0x33 maps it to 6, squared error 0.123046875; 0x38 maps it to 4, squared error 0: "
+      .. "4 is chosen", text)
     assert.is_true(fields.as_stored)
     assert.same({ { maximum = 6, scale_byte = 0x33, error = 0.123046875 },
       { maximum = 4, scale_byte = 0x38, error = 0.0 } }, fields.candidates)

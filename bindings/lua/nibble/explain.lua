@@ -187,9 +187,8 @@ local function describe(f, inputs, divisor, nan_code, four_over_six)
           error = reference.block_error(inputs, byte, f.global_scale) }
       end
       local six, four = f.candidates[1], f.candidates[2]
-      say("4over6", "0x%02X maps it to 6, squared error %s; 0x%02X to 4, squared error %s: that of %d is %s",
-        six.scale_byte, word(six.error), four.scale_byte, word(four.error), four.error < six.error and 4 or 6,
-        six.error == four.error and "kept, they are equal" or "smaller")
+      say("4over6", "0x%02X maps it to 6, squared error %s; 0x%02X maps it to 4, squared error %s: %d is chosen",
+        six.scale_byte, word(six.error), four.scale_byte, word(four.error), four.error < six.error and 4 or 6)
     end
     if f.has_global then say("global scale", "%s", word(f.global_scale)) end
     local unit = numbers.f32(f.scale * f.global_scale)
@@ -355,7 +354,7 @@ end
 ---@field interleaved? boolean      V's scales are interleaved (swizzle_v_scales)
 ---@field global_scale? nibble.scale  default 1
 ---@field input? number[]|nibble.tensor  what was quantized: the block's 16 numbers, the head's row or the token's [heads, head_dim]
----@field nvfp4_4over6? boolean      it was quantized so: shows both candidates
+---@field nvfp4_4over6? boolean      the cache was quantized with it: shows both candidates
 ---@field position? integer         for RoPE dimensions of a record, together with cos_sin_cache
 ---@field cos_sin_cache? nibble.tensor
 

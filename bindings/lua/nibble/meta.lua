@@ -547,8 +547,8 @@ function kernel:close() end
 ---@alias nibble.cache nibble.tensor|nibble.tensor[]  a pair {k, v}, or one 5-D tensor with K and V in its second dimension
 ---@alias nibble.scale number|nibble.tensor           a positive finite number, or a float32 tensor of one element on the device
 
---- 4over6: beside the block scale that maps a block's largest element to 6, the one that maps it to 4 is tried, and kept
---- when the sum of the squared errors is smaller. `true` is the same as {err_mode = "MSE"}, the only mode.
+--- 4over6 tries two scales for each block: one maps the largest element to 6, the other to 4. It chooses 4 if the sum of
+--- squared errors is smaller than with 6. `true` is the same as {err_mode = "MSE"}, the only mode.
 ---@alias nibble.four_over_six boolean|{err_mode: "MSE"}
 
 nibble.page = {}

@@ -168,7 +168,7 @@ local function read_block(bytes, at, dtype)
   return block
 end
 
---- The sum of a block's squared errors under a scale byte, each step rounded to float32: of codes without signs.
+--- The sum of a block's squared errors with a scale byte, of magnitudes, each step rounded to float32.
 local function block_error(block, scale, g)
   local s, sum = e4m3[scale], 0.0
   local inverse = s > 0 and f32(1 / f32(s * g)) or 0.0
@@ -184,7 +184,7 @@ end
 reference.block_error = block_error
 
 --- The E4M3 scale byte and the 16 codes of a block for the global decode scale g. A product that is NaN becomes
---- `nan_code`. `four_over_six`: the scale that maps the largest to 4 is taken where its error is smaller.
+--- `nan_code`. With `four_over_six`, the scale that maps the largest element to 4 is used if its error is smaller.
 local function quantize_block(block, g, nan_code, four_over_six)
   local amax = 0.0
   for i = 1, 16 do

@@ -513,8 +513,8 @@ typedef struct nib_scale_source {
   double value;
 } nib_scale_source;
 
-/* 4over6: beside the block scale that maps a block's largest element to 6, the one that maps it to
- * 4 is tried, and kept when the sum of the squared errors is smaller. */
+/* 4over6 tries two scales for each block: one maps the largest element to 6, the other to 4. It
+ * chooses 4 if the sum of squared errors is smaller than with 6. */
 typedef enum nib_4over6 { NIB_4OVER6_OFF, NIB_4OVER6_MSE } nib_4over6;
 
 /* page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping. Slots outside the cache are skipped,
