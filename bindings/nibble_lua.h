@@ -19,9 +19,10 @@ extern "C" {
 NIB_API int luaopen_nibble(lua_State *L);
 
 /* Opens the module with a runtime of the host's. Several states may share it, in one thread at a time. Give the runtime
- * index_base 1, for messages. The runtime lives as long as the state, even if the host closes it before. Raises no
- * error: pushes the module, or a message (CLOSED; MEMORY; INVALID if the state has the module with another runtime).
- * Scripts find the module by `require "nibble"`; for its Lua half (nibble.pages ...) set package.path. */
+ * index_base 1, for messages. The state keeps the runtime's handle valid; once the host has closed it, calls from Lua
+ * raise CLOSED. Raises no error: pushes the module, or a message (CLOSED; MEMORY; INVALID if the state has the module
+ * with another runtime). Scripts find the module by `require "nibble"`; for its Lua half (nibble.pages ...) set
+ * package.path. */
 NIB_API nib_status nib_lua_open(lua_State *L, nib_runtime *runtime);
 
 /* For C functions that Lua calls. push: pushes a new handle on a tensor of the state's runtime; may raise an error. to:
@@ -38,11 +39,11 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
  *
  * A call ends at its deadline, whatever the script does: also inside pcall, coroutines and Lua's own functions. It may
  * end late, for these reasons alone:
- * - One instruction of Lua is not interrupted: 2 ms, plus 1 ms for each 64 KiB that it touches (two strings that are
- *   compared or joined, part of a table, a tensor that is made or freed, all of Lua's memory when a collection comes
- *   because it has run out).
- * - If n integer keys of a table all collide, a rehash takes up to 2 n * n nanoseconds, with n up to lua_memory / 256
- *   (0.5 s at 4 MiB).
+ * - An instruction of Lua is never interrupted: a call may end 2 ms late, plus 1 ms for each 64 KiB that the
+ *   instruction touches (two strings that are compared or joined, part of a table, a tensor that is made or freed, all
+ *   of Lua's memory when a collection comes because it has run out).
+ * - If n integer keys of a table all collide, a rehash takes up to 3 n * n nanoseconds, with n up to lua_memory / 256
+ *   (0.8 s at 4 MiB).
  * - A GPU's driver makes and frees a graph in one call, up to 5 us a node.
  * - The first use of a GPU opens it, which takes the driver 0.1 s and more. nib_sandbox_create opens the default
  *   device. A script that names another GPU opens that one in its call.
@@ -51,9 +52,9 @@ NIB_API nib_tensor *nib_lua_to_tensor(lua_State *L, int index);
  * of more than 512 bytes make a script slower, because the clock is read more often while they live.
  *
  * Some things differ from Lua. No metatable has __gc, __close or __mode, and metamethods are read when setmetatable is
- * called. xpcall calls its handler after the stack is unwound. tostring shows no addresses. `load` takes text alone.
- * collectgarbage only counts. Functions that are put into `string` do not become methods of strings. Arithmetic does
- * not convert strings to numbers.
+ * called. xpcall calls its handler after the stack is unwound. tostring shows no addresses. Lua's `load` takes source
+ * text, no bytecode. collectgarbage only counts. Functions that are put into `string` do not become methods of strings.
+ * Arithmetic does not convert strings to numbers.
  *
  * One thread at a time uses a sandbox. During a call that thread is in the "C" locale, also in functions of the host
  * that the script calls. All functions here are protected: an error in a script becomes a status. */
@@ -64,7 +65,8 @@ typedef struct nib_sandbox nib_sandbox;
 typedef struct nib_sandbox_config {
   uint32_t abi_version; /* NIB_ABI_VERSION; 0 means the same */
   bool keep_state;      /* see nib_sandbox_load */
-  /* Of the script's runtime; NULL: all defaults. Its memory_cap is left to device_memory, its index_base is 1. */
+  /* The host's functions and `threads` of the script's runtime; NULL: all defaults. Its other fields are not used: the
+   * ones below set them, and index_base is 1. */
   const nib_config *runtime;
   size_t lua_memory;      /* bytes; 0: 4 MiB. No string and no part of a table may take more than a quarter. */
   uint64_t device_memory; /* bytes of tensors on a device, and elements of a view; 0: 64 MiB */
@@ -98,7 +100,8 @@ NIB_API void nib_sandbox_close(nib_sandbox *sandbox);
  * run). They return SCRIPT if the script raised an error; EXPIRED if its time or its instructions ran out, even if it
  * came to its end after that, or if it was cancelled; MEMORY if Lua's memory ran out; FORKED in a child process after
  * fork. Work that a call has queued continues after it, queued_bytes at most. EXPIRED drops that work (nib_drop_work):
- * the tensors that it was to write count as never written, and the message says how many they are. `state` stays. */
+ * the tensors that it was to write count as never written, and the message says how many they are. The table `state` is
+ * kept. */
 NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
 
 /* Compiles and runs a script (text) in a fresh environment, calls its function `on_load(reloaded)` if it has one, and
@@ -107,12 +110,11 @@ NIB_API const char *nib_sandbox_error(const nib_sandbox *sandbox);
  * messages.
  *
  * A new version has the full limits for itself while the old one is still there, so for a while there may be twice as
- * much. Then the old version goes. If the limits then do not hold both `state` and the new version, `state` is dropped:
- * the new version is loaded again, as a first one, with an empty `state`, and nib_sandbox_error says so (otherwise OK
- * has no message). If that fails, it stays as it was loaded before, with all of `state`, and its calls have no memory
- * until the next version comes (with an empty `state` at once, where there is more than twice the limits). With
- * keep_state the limits hold for both versions together: `state` is never dropped, and a version that does not fit is
- * MEMORY or SCRIPT. */
+ * much. Then the old version is freed. If `state` and the new version together exceed the limits, the new version is
+ * loaded again, as a first one, with an empty `state`, and nib_sandbox_error says so (otherwise OK has no message). If
+ * that load fails, the new version stays loaded with its `state`, but calls that allocate are MEMORY until the next
+ * load. Above twice the limits a load begins with an empty `state` at once. With keep_state the limits hold for both
+ * versions together: `state` is never dropped, and a version that does not fit is MEMORY or SCRIPT. */
 NIB_API nib_status nib_sandbox_load(nib_sandbox *sandbox, const char *name, const char *source, size_t length,
                                     int64_t budget_us);
 
@@ -138,8 +140,8 @@ static inline nib_status nib_sandbox_call(nib_sandbox *sandbox, const char *func
 NIB_API nib_status nib_sandbox_extend(nib_sandbox *sandbox, void (*function)(lua_State *L, void *user), void *user,
                                       int64_t budget_us);
 
-/* Ends the call that is running, from any thread. If none is, waits on the script's runtime return TIMEOUT until the
- * next call, which is not affected. */
+/* Ends the running call; may be called from any thread. If no call runs, the host's own waits on the script's runtime
+ * return TIMEOUT until the next call begins; that call runs normally. */
 NIB_API void nib_sandbox_cancel(nib_sandbox *sandbox);
 
 /* The script's runtime, for nib_tick between calls, and to make tensors for it (nib_runtime_user gives the sandbox);

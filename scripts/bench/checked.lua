@@ -78,7 +78,7 @@ local function decode(layers, length, steps, watched)
       local fresh = ready[i] or inputs()
       for _, name in ipairs { "slot_mapping", "block_tables", "seq_lens" } do input[name]:copy(fresh[name]) end
       graph:replay()
-      nibble.synchronize()
+      nibble.synchronize("cpu")
     end
   end
 end
@@ -153,7 +153,7 @@ local function measure(entry, checked)
     collectgarbage()
     local begin = os.clock()
     for i = 3, entry.count + 2 do work(i) end
-    nibble.synchronize()
+    nibble.synchronize("cpu")
     time = (os.clock() - begin) * 1e6 / entry.count
   end)
   nibble.check(false)

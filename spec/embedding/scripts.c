@@ -492,7 +492,11 @@ static void closing(void) {
   while (processor_time() - start < whole / 100) nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
   start = processor_time();
   nib_sandbox_close(sandbox);
-  CHECK(processor_time() - start < whole / 2);
+  double busy = processor_time() - start;
+  sandbox = create(NULL); /* a GPU's driver takes its time for any */
+  start = processor_time();
+  nib_sandbox_close(sandbox);
+  CHECK(busy < processor_time() - start + whole / 2);
 }
 
 static void many_streams(void) {
