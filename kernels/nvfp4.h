@@ -2,11 +2,12 @@
  * both devices write the same bytes. To change how something rounds, change it here.
  *
  * The bytes rest on plain IEEE float32: no operation here may be contracted, reordered or flushed to zero (C:
- * -ffp-contract=off; CUDA: -fmad=false). The only fused multiply-adds are those that nib_rope_pair spells out.
+ * -ffp-contract=off; CUDA: -fmad=false). Fused multiply-adds are spelled out: in nib_e2m1_encode_small, where the
+ * products are exact, and in nib_rope_pair, where they are the definition.
  *
  * Conversions to float32 are exact (a NaN stays some NaN). Conversions from float32 round to nearest, ties to even, and
- * write any NaN as the one that the format's section names; float8 saturates, float16 and bfloat16 overflow to
- * infinity. */
+ * write any NaN as the one that the format's section names (E2M1 has none: the caller chooses its code). E2M1 and
+ * float8 saturate, float16 and bfloat16 overflow to infinity. */
 #ifndef NIB_NVFP4_H
 #define NIB_NVFP4_H
 
@@ -22,7 +23,7 @@
 #endif
 
 /* Always inlined in C: the loops around these functions are compiled once per instruction set (cpu/clones.h), and a
- * call to a shared copy would not be. */
+ * function that is not inlined would be compiled for the baseline alone. */
 #ifdef __CUDACC__
 #define NIB_HD     __host__ __device__ static __forceinline__
 #define NIB_DEVICE __device__ static __forceinline__
@@ -32,8 +33,8 @@
 
 /* Where a GPU converts in hardware with the bits that the code below gives, it does: float16 and bfloat16 from SM80 on,
  * E4M3 from SM89 on. NIB_SOFTWARE_CONVERSIONS turns that off, to compare the two. E2M1, from SM100 on, only when the
- * build defines NIB_HARDWARE_E2M1 (premake's --hardware-e2m1) and only to encode (nvfp4_words.h): that has not run on
- * such a GPU yet, where spec/kernels/e2m1_spec.lua compares it. */
+ * build defines NIB_HARDWARE_E2M1 (premake's --hardware-e2m1) and only to encode (nvfp4_words.h): it has not run on
+ * such a GPU yet. spec/kernels/e2m1_spec.lua compares it with the software when it does. */
 #if defined(__CUDA_ARCH__) && !defined(NIB_SOFTWARE_CONVERSIONS)
 #define NIB_HARDWARE_HALVES
 #if __CUDA_ARCH__ >= 890
@@ -213,9 +214,8 @@ NIB_HD uint8_t nib_e4m3_from_f64(double value) { return nib_e4m3_encode(nib_f32_
 
 /* ---- E2M1 (OCP Microscaling formats, FP4): 1 sign, 2 exponent (bias 1), 1 mantissa bit ------------------------- */
 
-/* The code of 0 <= y < 7, above bits that are not part of it: NIB_E2M1_BASE + code. On each of 0..2, 2..4 and 4..7
- * codes are y rounded in steps of 0.5, 1 and 2, ties to even; the additions do that rounding. The code is the least of
- * the three. */
+/* NIB_E2M1_BASE + the code of 0 <= y < 7. On each of 0..2, 2..4 and 4..7 codes are y rounded in steps of 0.5, 1 and 2,
+ * ties to even; the additions do that rounding. The code is the least of the three results. */
 #define NIB_E2M1_BASE 0x4B000000u /* 2^23, where the step of float32 is 1 */
 NIB_HD uint32_t nib_e2m1_encode_small(float y) {
   int32_t half = (int32_t)nib_bits_from_f32(fmaf(y, 2.0f, 8388608.0f));

@@ -1,5 +1,5 @@
-/* nibble: kernels of your own, profiling and observing, for hosts that are tools. What nibble.h says at its top holds
- * here too. */
+/* nibble for tools: user kernels, profiling, observers, and a writer of files. What nibble.h says at its top holds here
+ * too. */
 #ifndef NIBBLE_TOOLS_H
 #define NIBBLE_TOOLS_H
 
@@ -152,7 +152,7 @@ typedef struct nib_observation {
 } nib_observation;
 
 NIB_API const char *nib_observation_name(nib_observation_kind kind); /* "work", ... */
-/* One function for a runtime, until its end; NULL ends it. */
+/* Sets the runtime's only observer; NULL removes it. */
 NIB_API void nib_runtime_observe(nib_runtime *runtime, void (*function)(void *user, const nib_observation *observation),
                                  void *user);
 
@@ -172,7 +172,8 @@ NIB_API nib_status nib_writer_create(nib_runtime *runtime, const char *path, nib
 /* After a write that failed, all others fail, and the file is not kept. */
 NIB_API nib_status nib_writer_write(nib_writer *writer, const void *data, size_t bytes);
 /* Frees the writer. With `keep` it puts the file in its place, and fails if that or an earlier write failed. Without,
- * the old file stays. Works on a closed runtime too; does nothing in a child process after fork. */
+ * the old file stays. Works on a closed runtime too. In a child process after fork it returns FORKED and frees
+ * nothing. */
 NIB_API nib_status nib_writer_close(nib_writer *writer, bool keep);
 
 #ifdef __cplusplus

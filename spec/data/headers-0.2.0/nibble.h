@@ -2,21 +2,23 @@
  * operations.
  *
  * Sections: status, runtime, devices, tensors, streams and events, graphs, operations. Then what
- * not every host needs: files, and what others have made on a GPU. nibble_tools.h has the rest:
- * kernels of your own, profiling and observing.
+ * not every host needs: files, and sharing memory and streams with other APIs. nibble_tools.h has
+ * the rest: user kernels, profiling, observers and a file writer.
  *
- * Ownership. Every object that a function returns through an `out` pointer belongs to the caller,
- * who gives it back with the matching *_release (or _close) function, which takes NULL too. Objects
- * keep what they need alive: a tensor its storage, a graph the storages of all its nodes, the
- * runtime itself as long as objects of it exist. Releasing never blocks: memory that queued work
- * still uses is freed when that work is done (nib_tick, the next allocation, the next wait).
- * Configs, descriptors, names and shapes are read during the call alone. A pointer must not be
- * NULL where its comment does not allow that.
+ * Ownership. The caller owns every object that a function makes for it, and releases it with the
+ * matching *_release (or _close) function, which takes NULL too. Devices and default streams are
+ * the runtime's own. Objects keep what they need alive: a tensor its storage, a graph the storages
+ * of all its nodes, the runtime itself as long as objects of it exist. Releasing never blocks:
+ * memory that queued work still uses is freed when that work is done (nib_tick, the next
+ * allocation, the next wait). Configs, descriptors, names and shapes are read during the call
+ * alone. A pointer must not be NULL where its comment does not allow that.
  *
  * Threads. A runtime and all objects of it are used by one thread at a time; the caller sees to
  * that. Different runtimes are independent; nib_set_deadline alone may be called from any thread.
- * The runtime calls the host's functions on the thread that is inside a nib_ function, except
- * `parallel_for` and functions given to nib_stream_call, which run on its own threads.
+ * The host's functions are called on the thread that called nibble. There are two exceptions:
+ * `parallel_for` and functions given to nib_stream_call run on threads of the runtime; and
+ * `allocate` and `log` run on whichever thread releases a tensor that another framework still had
+ * when the runtime was closed (nib_tensor_to_dlpack).
  *
  * Errors. Functions that can fail return a nib_status; nib_error() then has the message,
  * `operation: parameter: expected X, got Y` where an argument is to blame. A function that fails
@@ -30,17 +32,18 @@
  * thread flushes subnormals, and what its locale is.
  *
  * Time. All work on tensors is asynchronous and ordered inside its stream. Functions with a
- * `timeout_us` parameter wait, and NIB_TIMEOUT (no error) says that the work is not done yet. Other
- * functions wait only where they say so (with two devices: nib_tensor_copy, nib_stream_wait,
- * nib_graph_replay) and in three cases. A stream of the CPU whose queue is full (256 pieces of
- * work) waits for room. An allocation without memory waits for queued work that holds some. And
- * with queued_bytes of nib_config, work above that limit waits until enough is done. So a function
- * given to nib_stream_call must not depend on what the thread that uses the runtime does next.
- * nib_set_deadline bounds all waits. While a device captures, nib_*_synchronize, nib_tensor_wait,
- * all that reads elements, and what says so are refused (CAPTURING). Timeouts and budgets are the
- * microseconds that are left. NIB_UNLIMITED is no limit. 0 and negative numbers are no time: such a
- * timeout does not wait, and such a deadline has passed. So the rest of a frame can be passed as it
- * is.
+ * `timeout_us` parameter wait. NIB_TIMEOUT means that the work is not done yet: with a message if
+ * the deadline passed, without one if only `timeout_us` did. Other functions wait only where their
+ * comment says so (what reads or compares elements; with two devices nib_tensor_copy,
+ * nib_stream_wait and nib_graph_replay) and in three cases. A stream of the CPU whose queue is full
+ * (256 pieces of work) waits for room. When memory is exhausted, an allocation waits for queued
+ * work whose memory can then be freed. And with queued_bytes of nib_config, work above that limit
+ * waits until enough is done. So a function given to nib_stream_call must not depend on what the
+ * thread that uses the runtime does next. nib_set_deadline bounds all waits but that of
+ * nib_runtime_close. While a device captures, nib_*_synchronize, nib_tensor_wait, all that reads
+ * elements, and what says so are refused (CAPTURING). Timeouts and budgets are the microseconds
+ * that are left. NIB_UNLIMITED is no limit. 0 and negative numbers are no time: such a timeout does
+ * not wait, and such a deadline has passed. So the rest of a frame can be passed as it is.
  *
  * The binary interface. A program runs, without being rebuilt, with every later library of the same
  * NIB_ABI_VERSION (the number in libnibble.so.N), and with an earlier one if it uses nothing new.
@@ -48,18 +51,18 @@
  * - Functions and their parameters stay, and so do the names and values of enums. New functions
  *   and new values come: be ready for a status, a dtype or a kind of observation that you do not
  *   know.
- * - Configs, descriptors and results (each struct whose function has a *_sized form) grow at
- *   their end. The inline function in this header passes the size that the struct had when you
- *   compiled. Zero-initialise the struct: a field that your header does not have is 0, which
- *   means "as before". A library that does not have a field accepts 0 there and refuses the rest
- *   (INVALID). The library exports the *_sized forms; other languages call these.
+ * - Configs, descriptors and results (each struct whose function has a *_sized form) grow at their
+ *   end. The inline function in this header passes the size that the struct had when you compiled.
+ *   Zero-initialise the struct: a field that your header does not have is 0, which means "as
+ *   before". An older library accepts a field that it does not know if it is 0; any other value is
+ *   INVALID. The library exports the *_sized forms; other languages call these.
  * - Structs behind const pointers (nib_device_info, nib_safetensors_entry, nib_observation) grow
  *   at their end: do not make arrays of them, and do not rely on their size.
  * - Structs inside others or in arrays (nib_number, nib_cache, nib_scale_source, nib_argument,
  *   nib_access, nib_attribute) and NIB_MAX_NDIM never change.
  *
- * Dimensions and indices count from 0. Sizes, strides and offsets are in elements unless a name
- * says bytes. */
+ * Dimensions and indices count from 0. Shapes, strides and view offsets of tensors are in elements;
+ * sizes and offsets of memory and of files are in bytes. */
 #ifndef NIBBLE_H
 #define NIBBLE_H
 
@@ -135,9 +138,9 @@ typedef enum nib_log_level {
 typedef struct nib_config {
   uint32_t abi_version; /* NIB_ABI_VERSION; 0 means the same */
   /* Allocates (pointer NULL), resizes, and frees (new_size 0, returns NULL) all host memory, CPU
-   * tensors included. One page of the operating system's is the exception: by it the runtime
-   * notices that it is in a child process after fork. Returns NULL when it cannot allocate. Results
-   * are aligned as malloc's. NULL: the C library's. */
+   * tensors included, except pinned memory, which is the driver's, and one page of the operating
+   * system, by which the runtime detects that it is in a child process after fork. Returns NULL
+   * when it cannot allocate. Results are aligned as malloc's. NULL: the C library's. */
   void *(*allocate)(void *user, void *pointer, size_t old_size, size_t new_size);
   /* Receives messages for people (no newline at the end). NULL: none are made. */
   void (*log)(void *user, nib_log_level level, const char *message);
@@ -156,8 +159,8 @@ typedef struct nib_config {
    * no limit. */
   uint64_t queued_bytes;
   /* How many streams a device may have, without its default stream and those of nib_stream_wrap. A
-   * released stream counts until its work is done; at the limit, a new stream's work comes after
-   * that of a released one. MEMORY when all are open. 0: no limit. */
+   * released stream counts until its work is done. At the limit a new stream reuses a released one,
+   * and runs after its work. MEMORY when none is released. 0: no limit. */
   int64_t streams;
 } nib_config;
 
@@ -195,8 +198,8 @@ NIB_API nib_status nib_tick(nib_runtime *runtime, int64_t budget_us);
 
 /* Sets a deadline, `budget_us` from now; NIB_UNLIMITED, the default: none. When it has passed, each
  * function that waits for, reads or compares tensors returns TIMEOUT within a millisecond, whatever
- * its own timeout, and has changed nothing. May be called from any thread: an earlier deadline
- * interrupts another thread's wait if that wait began with a deadline. */
+ * its own timeout, and has changed nothing. May be called from any thread: an earlier deadline also
+ * shortens another thread's wait, but only if a deadline was set when that wait began. */
 NIB_API void nib_set_deadline(nib_runtime *runtime, int64_t budget_us);
 
 /* Changes three limits of the config. What exists already stays, even above a limit. */
@@ -238,8 +241,8 @@ NIB_API const nib_device_info *nib_device_get_info(const nib_device *device);
 
 /* The device of that name. UNAVAILABLE, with the reason as the message, if it is not. */
 NIB_API nib_status nib_device_find(nib_runtime *runtime, const char *name, nib_device **out);
-/* The best available device; the CPU if there is no other. On a runtime that is closed, or that the
- * parent process created, it returns the CPU. */
+/* The first GPU that can be opened, else the CPU. On a runtime that is closed, or that the parent
+ * process created, it returns the CPU. */
 NIB_API nib_device *nib_device_best(nib_runtime *runtime);
 
 NIB_API nib_runtime *nib_device_runtime(const nib_device *device);
@@ -325,8 +328,8 @@ NIB_API int64_t nib_tensor_offset_bytes(const nib_tensor *tensor);
 /* The same device memory, first element, dtype, shape and strides. */
 NIB_API bool nib_tensor_same_view(const nib_tensor *a, const nib_tensor *b);
 
-/* Views: new tensors on the same storage. All fail with INVALID alone (or MEMORY for the
- * handle). */
+/* Views: new tensors on the same storage. They fail with INVALID, with MEMORY for the handle, or as
+ * every function does (CLOSED, FORKED). */
 NIB_API nib_status nib_tensor_narrow(nib_tensor *tensor, int64_t dim, int64_t start, int64_t length,
                                      nib_tensor **out);
 NIB_API nib_status nib_tensor_select(nib_tensor *tensor, int64_t dim, int64_t index,
@@ -351,19 +354,21 @@ NIB_API nib_status nib_tensor_alias(nib_tensor *tensor, nib_tensor **out);
  * nib_tensor_as_strided that would take more than 4,096 steps to tell apart: those count as
  * overlapping. */
 
-/* destination = source, converted: to floats round to nearest even (float8_e4m3fn saturates), float
- * to integer truncates and saturates with NaN as 0, integers saturate, a NaN becomes 0x7FFFFFFF,
- * 0x7FFF or 0x7F, the same dtype keeps every bit. `source` may be expandable to the destination's
- * shape and may share memory with it (all is read before any is written). Devices may differ;
- * `stream` is then of either one.
+/* destination = source, converted. To a float dtype numbers are rounded to nearest even
+ * (float8_e4m3fn saturates), and a NaN becomes 0x7FFFFFFF, 0x7FFF or 0x7F. From a float to an
+ * integer dtype they are truncated and saturated, and a NaN becomes 0. Integers saturate. The same
+ * dtype keeps every bit. `source` may be expandable to the destination's shape and may share memory
+ * with it (all is read before any is written). On one device the copy is queued in `stream`, and
+ * may be captured. Devices may differ; `stream` is then of either one.
  * - Between a GPU and a contiguous tensor in pinned memory, with a stream of the GPU: queued for
  *   the copy engine, with conversions and strides on the GPU's side; may be captured. The call
  *   waits only for CPU work that is queued on the pinned tensor already. Reading the tensor waits
  *   for the copy. Later CPU work on it does not: order it by nib_event_record and
  *   nib_stream_wait.
- * - Between two GPUs: queued in `stream`, after all writers of the source, and ordered as work of
- *   the other GPU's default stream too. Refused during a capture.
- * - Otherwise the call waits for the source's writers. Refused during a capture. */
+ * - Between two GPUs: queued in `stream`, after all writers of the source. On the other GPU it
+ *   comes after earlier and before later work of the default stream. Refused during a capture.
+ * - Between a CPU and a GPU without pinned memory: the call waits for the source's writers. Refused
+ *   during a capture. */
 NIB_API nib_status nib_tensor_copy(nib_stream *stream, nib_tensor *destination, nib_tensor *source);
 /* The same with a stream of each tensor's device: `to` of the destination's and `from` of the
  * source's, maybe the same one. */
@@ -414,7 +419,7 @@ NIB_API nib_status nib_tensor_amax(nib_tensor *tensor, double *out);
  * dtype. */
 NIB_API nib_number nib_element_to_number(nib_dtype dtype, const void *element);
 /* A number as one element's bits. false: an integer dtype cannot hold it (fraction, range, NaN).
- * Floats round to nearest even; float8_e4m3fn saturates. Also for a number that is no dtype. */
+ * Floats round to nearest even; float8_e4m3fn saturates. false for an unknown dtype, too. */
 NIB_API bool nib_element_from_number(nib_dtype dtype, nib_number number, void *element);
 
 /* ---- Streams and events -------------------------------------------------------------------- */
@@ -441,9 +446,9 @@ NIB_API nib_status nib_stream_call(nib_stream *stream, nib_status (*function)(vo
 NIB_API nib_status nib_event_record(nib_stream *stream, nib_event **out);
 NIB_API void nib_event_release(nib_event *event);
 NIB_API nib_device *nib_event_device(const nib_event *event);
-/* Later work of the stream waits for the event. Waiting for an event of a capture on its device
- * makes a stream join it. Where one of the two is the CPU's and the other a GPU's, the call waits
- * for the event (nib_event_synchronize first: with a timeout). */
+/* Later work of the stream waits for the event. A stream that waits for an event of an open capture
+ * on its device joins that capture. If stream and event belong to a CPU and a GPU, the call itself
+ * waits; call nib_event_synchronize before it to have a timeout. */
 NIB_API nib_status nib_stream_wait(nib_stream *stream, nib_event *event);
 NIB_API nib_status nib_event_synchronize(nib_event *event, int64_t timeout_us);
 /* Milliseconds between two events whose work is done (TIMEOUT if it is not). */
@@ -458,8 +463,9 @@ typedef enum nib_capture_mode {
 } nib_capture_mode;
 
 /* Begins a capture: until nib_capture_end, work on the stream, and on streams that join it by
- * events, is recorded instead of done. The modes are CUDA's: what the driver refuses meanwhile.
- * They mean the same on the CPU. A device has one capture at a time. */
+ * events, is recorded instead of done. The modes are CUDA's: they say which calls of the driver are
+ * refused meanwhile, and from which threads. They mean the same on the CPU. A device has one
+ * capture at a time. */
 NIB_API nib_status nib_capture_begin(nib_stream *stream, nib_capture_mode mode);
 /* Ends the capture that began on this stream. *graph is read: NULL makes a new graph (so set it to
  * NULL before); a graph of the same device is updated, and *in_place (may be NULL) says whether
@@ -493,10 +499,10 @@ NIB_API nib_status nib_graph_driver_dot(nib_graph *graph, char *text, size_t siz
 /* ---- Operations ---------------------------------------------------------------------------- */
 
 /* Formats, arithmetic and the meaning of each parameter: kernels/README.md. All are checked,
- * asynchronous and capturable; descriptors are zero-initialised. Whatever their tensors contain,
- * operations touch no memory outside them. Each comment says what happens with bad slots, page
- * indices, lengths, positions and scales. "Fault": the next wait reports it. Negative lengths count
- * as 0. */
+ * asynchronous and capturable. Zero-initialise descriptors before you fill them. An operation
+ * touches no memory outside its tensors, whatever values they hold. Each comment says what happens
+ * with bad slots, page indices, lengths, positions and scales. "Fault": the next wait reports it.
+ * Negative lengths count as 0. */
 
 typedef enum nib_layout { NIB_NHD, NIB_HND } nib_layout;
 
@@ -538,8 +544,8 @@ static inline nib_status nib_append(nib_stream *stream, const nib_append_desc *d
 
 /* quantization.nvfp4_kv_materialize_fp8. A page index outside the cache: its plane (K or V) of the
  * result's page is zeros, and a fault. A length beyond max_kv_len is cut there, and a fault. A
- * range in kv_page_indptr that decreases, holds too few pages or leaves 0..num_pages: those pages
- * are written that fit into it, and a fault. */
+ * range in kv_page_indptr that decreases, is too short or goes beyond 0..num_pages: only the pages
+ * that fit into it are written, and a fault. */
 typedef struct nib_materialize_desc {
   nib_tensor *k_cache, *v_cache; /* uint8 HND [pages, heads, page_size, head_dim/2] */
   /* float8_e4m3fn or uint8 [..., head_dim/16]; V's interleaved */
@@ -554,11 +560,11 @@ typedef struct nib_materialize_desc {
   int64_t num_pages; /* with kv_page_indptr only */
 } nib_materialize_desc;
 /* Results: [num_pages+1, 2, heads, page_size, head_dim] float8_e4m3fn (another handle on `out` if
- * that was given) and int32 [batch, ceil(max_kv_len/page_size)]. Page 0 is zeros. Request b's page
- * j (those that its length reaches, whole) is page kv_page_indptr[b] + j + 1, without it b *
- * ceil(max_kv_len/page_size) + j + 1; the table has these numbers, and 0 where there is no page.
- * All other pages are not written: as they were in `out`, unspecified in a result that is
- * allocated. */
+ * that was given) and int32 [batch, ceil(max_kv_len/page_size)]. Page 0 is zeros. Page j of request
+ * b becomes page base + j + 1 of the result, where base is kv_page_indptr[b] if that was given,
+ * else b * ceil(max_kv_len/page_size). Every page that the length reaches is written whole. The
+ * table has these numbers, and 0 where there is no page. All other pages are not written: as they
+ * were in `out`, unspecified in a result that is allocated. */
 NIB_API nib_status nib_materialize_sized(nib_stream *stream, const nib_materialize_desc *desc,
                                          size_t desc_bytes, nib_tensor **kv_cache_fp8,
                                          nib_tensor **fp8_block_tables);
@@ -603,8 +609,8 @@ typedef struct nib_rope_insert_desc {
   bool q_inplace;
   int64_t compress_ratio; /* with q NULL: 1 or 2; 0 means 1 */
 } nib_rope_insert_desc;
-/* q_out (may be NULL when q is): bfloat16 [tokens, q_head_padded, 512], without heads for 0;
- * another handle on q when in place. */
+/* q_out (may be NULL when q is): bfloat16 [tokens, q_head_padded, 512], empty for 0; another handle
+ * on q when in place. */
 NIB_API nib_status nib_rope_insert_sized(nib_stream *stream, const nib_rope_insert_desc *desc,
                                          size_t desc_bytes, nib_tensor **q_out);
 static inline nib_status nib_rope_insert(nib_stream *stream, const nib_rope_insert_desc *desc,
@@ -657,9 +663,9 @@ NIB_API nib_status nib_rope_table(nib_stream *stream, int64_t max_position, doub
  * for the file's own. Loading waits for the file, saving for the tensors; the deadline is seen
  * while bytes are read and written, too. A file is saved beside its place (as NAME.RANDOM.part) and
  * put there when it is whole: a save that fails leaves what was there. A file that is replaced
- * keeps its mode, and a symbolic link leads to the new one. A pipe or a device is written as it is
- * (a pipe without a reader is waited for), and so is a file in a folder that takes no new ones.
- * What is loaded must be a regular file. */
+ * keeps its mode, and a symbolic link leads to the new one. A pipe or a device is written directly
+ * (opening a pipe waits for a reader), and so is an existing file in a folder where no file can be
+ * created. What is loaded must be a regular file. */
 
 /* NumPy .npy. Loads f4 f2 f8 u1 i1 u2 i4 i8, and b1 (bool) as uint8, little endian, C or Fortran
  * order, versions 1 to 3 (f8 is rounded to float32); with `as` also i2 u4 u8 c8 and V1 V2 V4 V8
@@ -715,24 +721,24 @@ NIB_API nib_status nib_safetensors_save(nib_runtime *runtime, const char *path, 
 /* The available GPU with that UUID. UNAVAILABLE if there is none. */
 NIB_API nib_status nib_device_find_uuid(nib_runtime *runtime, const uint8_t uuid[16],
                                         nib_device **out);
-/* Makes the device use a CUcontext of the host's instead of its GPU's primary one. The host keeps
- * the context until the runtime is closed. INVALID if it is no context of this GPU, STATE if the
- * device is in use already. */
+/* Makes the device use a CUcontext of the host's instead of its GPU's primary one. The host must
+ * not destroy the context before nib_runtime_close. INVALID if it is no context of this GPU, STATE
+ * if the device is in use already. */
 NIB_API nib_status nib_device_use_context(nib_device *device, void *context);
 
 /* A stream around a CUstream of the host's: work of both sides runs in the order in which it is
  * queued. The CUstream is one of the device's context, and none of the driver's default streams.
- * The host keeps it until the stream is released, or until the end of a capture of it; nibble never
- * destroys it. INVALID on the CPU, for a handle that the driver does not know, and for one of
+ * The host must keep it until the stream is released, and until the end of a capture of it; nibble
+ * never destroys it. INVALID on the CPU, for a handle that the driver does not know, and for one of
  * another context. */
 NIB_API nib_status nib_stream_wrap(nib_device *device, void *handle, nib_stream **out);
 /* The CUstream of a stream that is not released, for work of the host's own; NULL on the CPU. */
 NIB_API void *nib_stream_handle(const nib_stream *stream);
 
-/* Says that what the stream has queued so far writes the tensor: a wait for a semaphore, work of
- * the host's in a wrapped stream. Reads by the host and copies on other streams then wait for it.
- * Later work of the same stream comes after it anyway. INVALID for a stream of another device;
- * refused during a capture. */
+/* Tells nibble that work of others which is already in `stream` writes the tensor: the host's own
+ * in a wrapped stream, or what a wait for a semaphore stands for. Reads by the host and copies on
+ * other streams then wait for it. Later work of the same stream comes after it anyway. INVALID for
+ * a stream of another device; refused during a capture. */
 NIB_API nib_status nib_tensor_written(nib_tensor *tensor, nib_stream *stream);
 
 typedef struct nib_wrap_desc {
@@ -747,8 +753,8 @@ typedef struct nib_wrap_desc {
   void (*release)(void *user);
   void *user;
 } nib_wrap_desc;
-/* A tensor on the host's memory, which stays as it is until `release`. INVALID for an address that
- * is not of the GPU. If it fails, `release` is never called. */
+/* A tensor on the host's memory, which the host must keep allocated until `release` is called.
+ * INVALID for an address that is not of the GPU. If it fails, `release` is never called. */
 NIB_API nib_status nib_tensor_wrap_sized(nib_device *device, const nib_wrap_desc *desc,
                                          size_t desc_bytes, nib_tensor **out);
 static inline nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc *desc,
@@ -764,20 +770,21 @@ static inline nib_status nib_tensor_wrap(nib_device *device, const nib_wrap_desc
  * From a framework: the tensor owns `managed` from now on and calls its deleter as `release` above
  * is called. If it fails (another major version, a device or an element type that there is not,
  * negative strides), `managed` is still the caller's. Strides of dimensions of one element, and of
- * tensors of none, may be any numbers. On a GPU its contents are there in the order of the stream
- * whose nib_stream_handle was `stream` of __dlpack__ (nib_tensor_written). */
+ * tensors of none, may be any numbers. On a GPU, pass nib_stream_handle(s) as `stream` to the
+ * framework's __dlpack__: the contents are then valid for work that is queued on s.
+ * nib_tensor_written(tensor, s) makes other streams wait, too. */
 NIB_API nib_status nib_tensor_from_dlpack(nib_runtime *runtime,
                                           struct DLManagedTensorVersioned *managed,
                                           nib_tensor **out);
 /* To a framework, which calls the deleter when its own work on the memory is done. The deleter may
  * be called on any thread, also after the runtime was closed: the memory (and a GPU's context)
- * stays until then. Before the end, the memory is free at the next nib_tick or allocation; after
- * it, at once, so that the config's `allocate` and `log` are called on that thread then, perhaps on
- * several at once, and must still be there (the Lua module's own runtime has an `allocate` that
- * ends with its state). Work that is queued already on the tensor's contents comes first: on the
- * CPU the call waits for it, on a GPU the consumer's stream does; not during a capture.
- * `consumer_stream` is as in __dlpack__: a CUstream, 1 for the default stream or 2 for the thread's
- * own; -1, on all devices: no order. */
+ * stays until then. Before nib_runtime_close the memory is freed at the next nib_tick or
+ * allocation. After it the deleter frees it at once, and may call the config's `allocate` and `log`
+ * on its thread, perhaps on several at once: they must still be there (the Lua module's own runtime
+ * has an `allocate` that ends with its state). Work that is queued already on the tensor's contents
+ * comes first: on the CPU the call waits for it, on a GPU the consumer's stream does; not during a
+ * capture. `consumer_stream` is as in __dlpack__: a CUstream, 1 for the default stream or 2 for the
+ * thread's own; -1, on all devices: no order. */
 NIB_API nib_status nib_tensor_to_dlpack(nib_tensor *tensor, intptr_t consumer_stream,
                                         struct DLManagedTensorVersioned **out);
 
@@ -804,8 +811,8 @@ static inline nib_status nib_tensor_import(nib_device *device, const nib_import_
                                            nib_tensor **out) {
   return nib_tensor_import_sized(device, desc, sizeof *desc, out);
 }
-/* As nib_tensor_create, in memory that nib_tensor_export can export. It comes in steps of the
- * driver's (2 MiB or so), and counts as what was asked for. */
+/* As nib_tensor_create, in memory that nib_tensor_export can export. The driver rounds its size up
+ * (to 2 MiB or so); nib_device_memory counts what was asked for. */
 NIB_API nib_status nib_tensor_create_exportable(nib_device *device, nib_dtype dtype, int32_t ndim,
                                                 const int64_t *shape, nib_tensor **out);
 /* A new descriptor of the tensor's storage, the caller's to close or to give to another API, and
@@ -814,8 +821,9 @@ NIB_API nib_status nib_tensor_create_exportable(nib_device *device, nib_dtype dt
 NIB_API nib_status nib_tensor_export(nib_tensor *tensor, int *fd, uint64_t *bytes);
 
 /* A timeline semaphore of a graphics API on the same GPU: Vulkan's
- * VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT of a VK_SEMAPHORE_TYPE_TIMELINE. CUDA makes none
- * itself, so that there is none to export: the other side creates both directions'. */
+ * VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT of a VK_SEMAPHORE_TYPE_TIMELINE. CUDA cannot
+ * create such semaphores: the other API creates and exports all of them, also those that nibble
+ * signals. */
 NIB_API nib_status nib_semaphore_import(nib_device *device, int fd, nib_semaphore **out);
 /* Queued waits and signals still happen. */
 NIB_API void nib_semaphore_release(nib_semaphore *semaphore);
