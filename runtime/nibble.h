@@ -528,7 +528,7 @@ typedef enum nib_4over6 { NIB_4OVER6_OFF, NIB_4OVER6_MSE } nib_4over6;
  * neither K nor V, and a fault. */
 typedef struct nib_append_desc {
   nib_tensor *append_key, *append_value; /* [rows, heads, head_dim] float16 or bfloat16 */
-  nib_tensor *slot_mapping;              /* [nnz] int32 or int64, nnz <= rows */
+  nib_tensor *slot_mapping;              /* [nnz] int32 or int64, nnz <= the rows of each */
   /* uint8 NHD [pages, page_size, heads, head_dim/2] or HND [pages, heads, page_size, head_dim/2] */
   nib_cache paged_kv_cache;
   nib_cache kv_cache_sf; /* float8_e4m3fn or uint8, with head_dim/16 last */

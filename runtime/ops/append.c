@@ -13,13 +13,17 @@ nib_status nib_append_sized(nib_stream *stream, const nib_append_desc *given, si
   if (c.status != NIB_OK) return c.status;
   nib_check_multiple(&c, "append_key", "head_dim", key->shape[2], 16);
   nib_check_last_contiguous(&c, "append_key", key);
-  nib_check_tensor(&c, NIB_IN, "append_value", value, NIB_BIT(key->dtype), 3, key->shape,
-                   "[rows, num_kv_heads, head_dim], as append_key");
+  nib_check_tensor(&c, NIB_IN, "append_value", value, NIB_BIT(key->dtype), 3,
+                   (int64_t[]){ -1, key->shape[1], key->shape[2] },
+                   "[rows, num_kv_heads, head_dim], the last two as append_key");
   if (c.status == NIB_OK) nib_check_last_contiguous(&c, "append_value", value);
   nib_check_tensor(&c, NIB_IN, "slot_mapping", slots, NIB_INDICES, 1, NULL, "[nnz]");
   if (c.status == NIB_OK && slots->shape[0] > key->shape[0])
-    nib_check_fail(&c, "slot_mapping", "expected at most as many slots as rows (%lld), got %lld",
+    nib_check_fail(&c, "slot_mapping", "expected at most as many slots as rows of append_key (%lld), got %lld",
                    (long long)key->shape[0], (long long)slots->shape[0]);
+  if (c.status == NIB_OK && slots->shape[0] > value->shape[0])
+    nib_check_fail(&c, "slot_mapping", "expected at most as many slots as rows of append_value (%lld), got %lld",
+                   (long long)value->shape[0], (long long)slots->shape[0]);
 
   nib_tensor k, v, k_sf, v_sf;
   int64_t width = key->shape[2] / 2, blocks = key->shape[2] / 16;

@@ -126,8 +126,7 @@ nib_status nib_quantize_cache_sized(nib_stream *stream, const nib_quantize_cache
   nib_check_last_contiguous(&c, "k_cache", desc->k_cache);
   nib_check_multiple(&c, "k_cache", "head_dim", desc->k_cache->shape[3], 64);
   nib_check_multiple(&c, "k_cache", "page_size", desc->k_cache->shape[nib_layout_axes(desc->kv_layout).token], 4);
-  nib_check_tensor(&c, NIB_IN, "v_cache", desc->v_cache, NIB_BIT(desc->k_cache->dtype), 4, desc->k_cache->shape,
-                   meaning);
+  nib_check_tensor(&c, NIB_IN, "v_cache", desc->v_cache, NIB_HALVES, 4, desc->k_cache->shape, meaning);
   if (c.status == NIB_OK) nib_check_last_contiguous(&c, "v_cache", desc->v_cache);
   if (desc->has_k_global_sf) {
     halves[0].given_source = desc->k_global_sf;

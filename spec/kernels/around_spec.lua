@@ -85,10 +85,10 @@ describe("nvfp4_quantize_paged_kv_cache", function()
   local function check(c, context)
     local shape = layout_shape(c.layout, c.pages, c.page_size, c.heads, c.head_dim)
     local k = data.pool({dtype = c.dtype, shape = shape, strides = data.strides(shape, {16, 8, 24}), seed = 1})
-    local v = data.pool({dtype = c.dtype, shape = shape, seed = 2})
+    local v = data.pool({dtype = c.v_dtype or c.dtype, shape = shape, seed = 2})
     local make = c.make or data.finite
     k:fill(make(c.seed, shape, c.dtype))
-    v:fill(make(c.seed + 1, shape, c.dtype))
+    v:fill(make(c.seed + 1, shape, v.dtype))
     local expected = reference.quantize_cache {k_cache = k:array(), v_cache = v:array(), kv_layout = c.layout,
       k_global_sf = c.k_global_sf, v_global_sf = c.v_global_sf}
     local function scale(x) return x and (c.device_scales and data.scale(x) or x) end
@@ -147,6 +147,13 @@ describe("nvfp4_quantize_paged_kv_cache", function()
       check(c, layout .. ", given")
       c.device_scales = true
       check(c, layout .. ", given on the device")
+    end
+  end)
+
+  it("matches the reference with K and V of different dtypes #quick", function()
+    for n, pair in ipairs {{"float16", "bfloat16"}, {"bfloat16", "float16"}} do
+      check({dtype = pair[1], v_dtype = pair[2], layout = "HND", page_size = 4, head_dim = 64, heads = 2, pages = 2,
+        seed = 30 + n, v_global_sf = n == 2 and 100 or nil}, pair[1])
     end
   end)
 

@@ -12,6 +12,7 @@ return {
     { "V has K's scale", '"v_scale", &desc->v_scale)', '"v_scale", &desc->k_scale)' },
     { "one slot too many is taken", "slots->shape[0] > key->shape[0])",
       "slots->shape[0] > key->shape[0] + 1)", spec = "kernels/checks_append" },
+    { "rows of V are not counted", "slots->shape[0] > value->shape[0]", "false", spec = "kernels/checks_append" },
     { "caches may overlap anything", "nib_check_overlaps(&c);", "", spec = "kernels/generated" },
     { "V's scales are taken for an input", 'NIB_OUT, "kv_cache_sf (V)"', 'NIB_IN, "kv_cache_sf (V)"',
       spec = "kernels/generated" },

@@ -12,8 +12,8 @@ local data = require "spec.support.data"
 local support = {}
 
 local SIZES = {
-  pages = 3, tokens = 4, heads = 2, dim = 64, k = 64, v = 32, blocks = 4, rows = 4, slot_count = 3, batch = 2,
-  columns = 2, length = 8, num_pages = 4, q_heads = 2, angles = 8,
+  pages = 3, tokens = 4, heads = 2, dim = 64, k = 64, v = 32, blocks = 4, rows = 4, value_rows = 5, slot_count = 3,
+  batch = 2, columns = 2, length = 8, num_pages = 4, q_heads = 2, angles = 8,
 }
 
 --- A size in symbols, and the symbol; none of a number.

@@ -557,8 +557,8 @@ nibble.page = {}
 --- with a slot < 0 or >= num_pages*page_size are skipped; that is no fault. If a scale tensor is not positive and
 --- finite, nothing is written, and it is a content fault. Block scales are written in linear order.
 ---@param append_key nibble.tensor    [rows, heads, head_dim] float16 or bfloat16, last dimension contiguous
----@param append_value nibble.tensor  same shape and dtype
----@param slot_mapping nibble.tensor  [nnz] int32 or int64, nnz <= rows
+---@param append_value nibble.tensor  the same dtype, heads and head_dim; its rows may be others
+---@param slot_mapping nibble.tensor  [nnz] int32 or int64, nnz <= the rows of each
 ---@param paged_kv_cache nibble.cache uint8 NHD [num_pages, page_size, heads, head_dim/2] or HND [num_pages, heads, page_size, head_dim/2]
 ---@param kv_cache_sf nibble.cache    float8_e4m3fn or uint8, the same with head_dim/16
 ---@param k_scale nibble.scale        global decode scale; inside a capture it must be a tensor
@@ -620,7 +620,7 @@ function nibble.quantization.swizzle_v_scales(v_sf, kv_layout, opts) end
 --- 448 / max(amax, 1e-12). V's block scales are interleaved. If global_sf or its reciprocal is not positive and finite,
 --- or an element is infinite and no global_sf is given, the result is zeros, and it is a content fault.
 ---@param k_cache nibble.tensor  float16 or bfloat16 HND [num_pages, heads, page_size, head_dim] or NHD; head_dim % 64 == 0, page_size % 4 == 0
----@param v_cache nibble.tensor  same shape and dtype
+---@param v_cache nibble.tensor  same shape, either dtype
 ---@param kv_layout? nibble.layout|nibble.quantize_options  default "HND"
 ---@param k_global_sf? nibble.scale
 ---@param v_global_sf? nibble.scale

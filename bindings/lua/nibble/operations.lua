@@ -80,7 +80,8 @@ local operations = {
     reference = "append", multiples = { dim = 16 },
     parameters = {
       { "append_key", "in", dtype = HALVES, shape = { "rows", "heads", "dim" }, strides = "last" },
-      { "append_value", "in", dtype = "=append_key", shape = { "rows", "heads", "dim" }, strides = "last" },
+      { "append_value", "in", dtype = "=append_key", shape = { "value_rows", "heads", "dim" },
+        strides = "last" },
       indices("slot_mapping", { "slot_count" }),
       paged("paged_kv_cache", "out", CODES, cache "dim/2", { pair = true }),
       paged("kv_cache_sf", "out", SCALES, cache "dim/16",
@@ -138,7 +139,7 @@ local operations = {
     reference = "quantize_cache", multiples = { dim = 64, tokens = 4 },
     parameters = {
       paged("k_cache", "in", HALVES, cache "dim"),
-      paged("v_cache", "in", "=k_cache", cache "dim"),
+      paged("v_cache", "in", HALVES, cache "dim"),
       { "kv_layout", "layout", option = true },
       number_scale("k_global_sf", { option = true, optional = true, attribute = "global_sf", beside = "k_cache" }),
       number_scale("v_global_sf", { option = true, optional = true, attribute = "global_sf", beside = "v_cache" }),
